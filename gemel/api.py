@@ -92,7 +92,7 @@ def export(
     batch: Batch | None = None,
     factories: Collection[str] = (),
 ) -> ExportedModel:
-    """Write one query's merged model as an ONNX file; InputError where it cannot be (models.query_export)."""
+    """Write one query's merged model as an ONNX file; InputError where it cannot be (models.export.query_export)."""
     from gemel.models.export.query_export import export_query
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
@@ -106,7 +106,7 @@ def export_folder(
     factories: Collection[str] = (),
     layout: Literal["flat", "triton"] = "flat",
 ) -> ExportedFolder:
-    """Write every query's merged model as ONNX beside one file of weights that they share (models.export_folder)."""
+    """Write every query's merged model as ONNX, beside one file of shared weights (models.export.export_folder)."""
     from gemel.models.export.export_folder import export_folder
 
     opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle

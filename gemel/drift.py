@@ -152,10 +152,10 @@ def check_drift(
     """Compare a box's predictions with its originals' on the samples in its spool.
 
     With `out` a bundle is written in which each query that has fallen below its target has its own weights again; of
-    all checks of a box in a year at most one is wrong about that (models.sequential). The bundle is made from the one
-    that the box ran: `bundle`, or the one that the ledger in the spool names. The report is also left in the spool for
-    the box. Raises InputError, with nothing written, where the spool has no samples, weights are missing, or the
-    samples are of another bundle.
+    all checks of a box in a year at most one is wrong about that (models.measures.sequential). The bundle is made from
+    the one that the box ran: `bundle`, or the one that the ledger in the spool names. The report is also left in the
+    spool for the box. Raises InputError, with nothing written, where the spool has no samples, weights are missing, or
+    the samples are of another bundle.
     """
     spool = Path(spool)
     originals = _open_originals(spool, workload, out, bundle)

@@ -21,7 +21,7 @@ HINT = "run `gemel prove` again"
 
 
 class ProofRow(Exact, populate_by_name=True):
-    """One query (`models.evaluation.Evidence`), and the digest of the data that it was proven on."""
+    """One query (`models.measures.evaluation.Evidence`), and the digest of the data that it was proven on."""
 
     id: Name
     state: Literal["proven", "unchanged", "not proven"]

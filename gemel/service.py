@@ -259,7 +259,7 @@ def _needed_folders(config: BoxConfig) -> list[Path]:
 
 
 def _secret_files(config: BoxConfig) -> dict[str, Path]:
-    """The files of `edge_runtime.credentials.SECRET_KEYS` by the key of the config that names them."""
+    """The files of `edge_runtime.life.credentials.SECRET_KEYS` by the key of the config that names them."""
     paths: dict[str, Path | None] = {"http.token_file": config.token_file, "public_key": config.public_key}
     if config.updates is not None:
         paths["updates.public_key"] = config.updates.public_key

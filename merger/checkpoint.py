@@ -326,7 +326,7 @@ class Checkpoint(StepCache):
         return content
 
     def _remove_partial(self) -> None:
-        """Remove what a kill in the middle of a write has left (models.io.open_atomic)."""
+        """Remove what a kill in the middle of a write has left (models.files.io.open_atomic)."""
         for partial in self.folder.glob(".*.tmp"):
             with suppress(OSError):
                 partial.unlink()

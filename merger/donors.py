@@ -62,7 +62,7 @@ class Donors:
         return chosen
 
     def documents(self) -> dict[str, bytes | None]:
-        """The ONNX documents of the bundle by architecture (models.export_document)."""
+        """The ONNX documents of the bundle by architecture (models.export.export_document)."""
         if self._bundle is None:
             return {}
         return {

@@ -301,8 +301,8 @@ class Task:
         """Outputs as predictions, one per frame, places as in the frame.
 
         `outputs` are arrays f32, whose rows are frames: one, or several in a tuple. `reader` is a detector's
-        `models.candidates.BoxReader`; other tasks have none. `sizes` are the (width, height) of each frame before
-        resizing; `preprocess` None squeezes the whole frame.
+        `models.objects.candidates.BoxReader`; other tasks have none. `sizes` are the (width, height) of each frame
+        before resizing; `preprocess` None squeezes the whole frame.
         """
         raise NotImplementedError
 

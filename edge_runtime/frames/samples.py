@@ -254,9 +254,10 @@ class Sample:
 
 
 class QueryDrift(Exact):
-    """The agreement of one query (`models.evaluation.Agreement`) with its `target`; whether it was reverted.
+    """The agreement of one query (`models.measures.evaluation.Agreement`) with its `target`; whether it was reverted.
 
-    `chance_per_year`: how often in a year such a fall is seen by chance at most (`models.sequential`), None before any.
+    `chance_per_year`: how often in a year such a fall is seen by chance at most (`models.measures.sequential`), None
+    before any.
     """
 
     id: Name
@@ -291,7 +292,7 @@ def read_drift(spool: Path) -> DriftReport:
 
 
 def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuery) -> bytes:
-    """The file of a sample: a result (`edge_runtime.results.result_record`) of a frame, RGB uint8 (H, W, 3)."""
+    """The file of a sample: a result (`edge_runtime.frames.results.result_record`) of a frame, RGB uint8 (H, W, 3)."""
     part = query.region.crop(image)
     edges = query.region.pixels((image.shape[1], image.shape[0]))
     picture = np.ascontiguousarray(query.preprocess.resize_frame(part).transpose(1, 2, 0))

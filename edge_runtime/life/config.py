@@ -278,7 +278,7 @@ def load_config(
 ) -> BoxConfig:
     """Read a box config. Paths are relative to the file; `${NAME}` in any string is taken from the environment.
 
-    Files with secrets are those of `$CREDENTIALS_DIRECTORY` where it has them (`edge_runtime.credentials`).
+    Files with secrets are those of `$CREDENTIALS_DIRECTORY` where it has them (`edge_runtime.life.credentials`).
     Raises InputError, naming the file and the key, for an unknown key, a wrong value, a name that the environment
     lacks, and a device that this machine lacks. No message holds a value of the environment.
     """

@@ -56,8 +56,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the box until its cameras have ended, `seconds` are over, `stop` is set, or SIGINT or SIGTERM comes.
 
-    Returns the summary (`edge_runtime.service.serve`), which is also logged and written to `SPOOL/ledger.json`. With
-    `check` config, bundle and budget are checked, cameras and sinks are probed, and nothing runs (`check_box`).
+    Returns the summary (`edge_runtime.life.service.serve`), which is also logged and written to `SPOOL/ledger.json`.
+    With `check` config, bundle and budget are checked, cameras and sinks are probed, and nothing runs (`check_box`).
     Raises InputError (one line: file, key, problem, hint) before anything is allocated when the config or the bundle is
     wrong or a query does not fit the budget, and where another box uses the spool. A camera that does not answer is no
     error: it is retried.

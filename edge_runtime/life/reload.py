@@ -247,8 +247,8 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
     """The box that is to serve; each query whose new weights fail on the newest samples keeps its old ones.
 
     A query fails when its agreement with the answers that were given is certainly below its accuracy target
-    (`models.evaluation`). `held_back` of the box has the reasons. Raises InputError where the mixed bundle cannot be
-    written.
+    (`models.measures.evaluation`). `held_back` of the box has the reasons. Raises InputError where the mixed bundle
+    cannot be written.
     """
     old, new = before.bundle, after.bundle
     recalled = _recall(spool, new.digest)

@@ -101,7 +101,7 @@ PROFILES = {profile.name: profile for profile in _PROFILES}
 class ModelCost:
     """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many frames.
 
-    `layers` has the operations up to each module (`models.cost.layer_flops`).
+    `layers` has the operations up to each module (`models.export.cost.layer_flops`).
     """
 
     flops: int

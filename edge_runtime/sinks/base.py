@@ -84,7 +84,7 @@ class SharedForms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultMessage:
-    """A result record (`edge_runtime.results.result_record`) and its RGB frame (H, W, 3); sinks share both."""
+    """A result record (`edge_runtime.frames.results.result_record`) and its RGB frame (H, W, 3); sinks share both."""
 
     record: Mapping[str, Any]
     image: np.ndarray | None = None

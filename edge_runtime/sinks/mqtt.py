@@ -102,7 +102,7 @@ class MqttTls(BaseModel):
 class MqttConfig(SinkConfig):
     """`topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
     JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets entities for each query and event. TOPIC/set
-    takes ON, OFF and JSON (`edge_runtime.switches`).
+    takes ON, OFF and JSON (`edge_runtime.life.switches`).
 
     With `retain` the broker keeps the newest result of each query. `client_id` is made new at each start where left
     out. With `tls` the port is 8883 where left out.

@@ -74,7 +74,7 @@ class ReportedFlips(Row):
 
 
 class OfflineProof(Row):
-    """What is proven of a query (`models.evaluation.Evidence`)."""
+    """What is proven of a query (`models.measures.evaluation.Evidence`)."""
 
     proven: bool = False
     state: Literal["proven", "unchanged", "not proven"] = "not proven"
@@ -86,7 +86,7 @@ class OfflineProof(Row):
 
 
 class OfflineRow(OfflineProof):
-    """One query on its test split (`models.evaluation.Evidence`), with what its task adds."""
+    """One query on its test split (`models.measures.evaluation.Evidence`), with what its task adds."""
 
     query: Text
     camera: Text

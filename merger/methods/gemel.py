@@ -6,7 +6,6 @@ sharing. If some fail, half of these leave the group and the rest is tried again
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,9 +58,8 @@ def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
     done = checkpoint.state(Step.SEARCH)
     if not done:
         done.update(accepted=Merged(SharingPlan(), snapshots(ctx.originals)), rounds=0, rows=[])
-    a_round = training_flops(ctx, list(ctx.judged), options.recipe)
     for index in range(done["rounds"], len(queue)):
-        ctx.expect(partial(operator.mul, len(queue) - index, a_round))
+        ctx.expect(partial(_max_search_flops, ctx, options.recipe, len(queue) - index))
         if budget.over:
             ctx.warn(f"time is over after {index} of {len(queue)} groups; the others were not tried")
             break
@@ -80,6 +78,10 @@ def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> M
         ctx.stages.reach(index + 1)
     checkpoint.log.extend(done["rows"])
     return done["accepted"]
+
+
+def _max_search_flops(ctx: MergeContext, recipe: Recipe, groups: int) -> float:
+    return groups * training_flops(ctx, list(ctx.judged), recipe)
 
 
 @storable

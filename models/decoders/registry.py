@@ -111,8 +111,8 @@ PLACES = ("index", "boxes", "scores", "points", "extras", "prototypes")
 class Decoder:
     """The meaning of a network's outputs; a family is a frozen dataclass with the methods below.
 
-    `width` is the number of classes that they answer with, `nms_iou` as models.candidates has it. A family with a `key`
-    counts only where the metadata have it, or where the query names the decoder or its task.
+    `width` is the number of classes that they answer with, `nms_iou` as models.objects.candidates has it. A family with
+    a `key` counts only where the metadata have it, or where the query names the decoder or its task.
     """
 
     name: ClassVar[str]
@@ -159,7 +159,7 @@ class Decoder:
         return type(self).shapes is not Decoder.shapes
 
     def shapes(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
-        """`corners` or `coefficients` of the same rows, as models.candidates has them; none by default."""
+        """`corners` or `coefficients` of the same rows, as models.objects.candidates has them; none by default."""
         return {}
 
 

@@ -1,6 +1,6 @@
 """What a network costs to run, by its document: operations and the peak of its intermediates. Needs no torch.
 
-Values differ a little from those of `models.cost`, which counts what PyTorch runs.
+Values differ a little from those of `models.export.cost`, which counts what PyTorch runs.
 """
 
 from __future__ import annotations

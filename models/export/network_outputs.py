@@ -33,8 +33,8 @@ class NetworkOutputs:
     """What a document says of its outputs.
 
     A network that was exported here says their `kind` and, of a detector, `nms_iou` and `most_candidates` as
-    models.candidates has them; one that came as a graph has a `head` that a decoder reads. `is_single`: it takes one
-    frame at a time.
+    models.objects.candidates has them; one that came as a graph has a `head` that a decoder reads. `is_single`: it
+    takes one frame at a time.
     """
 
     is_single: bool

@@ -1,8 +1,8 @@
 """Boxes of other programs that lie in a file for each picture, or in one of an own format: read as they write them.
 
 Pascal VOC (LabelImg), labelme, KITTI, CVAT for images, and MOT. Each is a few keys of XML, JSON or text, fewer than a
-converter's own interface takes; what every format needs (forms, clipping, notes) is that of `models.boxes`. A reader
-gives back what it did not use; what is known to mean something is noted.
+converter's own interface takes; what every format needs (forms, clipping, notes) is that of `models.objects.boxes`. A
+reader gives back what it did not use; what is known to mean something is noted.
 """
 
 from __future__ import annotations

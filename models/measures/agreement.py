@@ -46,9 +46,9 @@ def compare_agreement(found: ComparedFrames, task: Task, target: float) -> Agree
     """The verdict of these tallies.
 
     The interval is of the mean over blocks of consecutive frames, about the cube root of their number long (Hall,
-    Horowitz and Jing 1995), since neighbours in time are alike (`models.bounds`). BELOW: the whole interval is below
-    the target; UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are no
-    evidence; ONE_ANSWER: a classifier is on target on frames of a single class, as any model that always names it
+    Horowitz and Jing 1995), since neighbours in time are alike (`models.measures.bounds`). BELOW: the whole interval is
+    below the target; UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are
+    no evidence; ONE_ANSWER: a classifier is on target on frames of a single class, as any model that always names it
     would be.
     """
     counts, frames = found.counts, len(found.counts)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemel.models.workload import Query
 
 LayerFlops = Sequence[tuple[str, int]]
-"""The leaf modules in order, each with the operations of a frame up to its end (`models.cost.layer_flops`)."""
+"""The leaf modules in order, each with the operations of a frame up to its end (`models.export.cost.layer_flops`)."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ MIN_SCORE = 0.01
 
 class Detection(Task):
     """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes: of masks or rotated boxes where predictions
-    and labels have them (`models.metrics.overlaps_of`).
+    and labels have them (`models.measures.metrics.overlaps_of`).
     """
 
     name = "detection"
