@@ -356,7 +356,7 @@ def _bits_rows(ctx: MergeContext, shipped: Shipped) -> list[Row]:
     """A row of the log for each query: its bits, and why it has no fewer; of those in float32 a note."""
     rows = list[Row]()
     for query in ctx.queries:
-        bits, why = shipped.main_bits(query), shipped.why.get(query, "")
+        bits, why = shipped.main_bits(ctx, query), shipped.why.get(query, "")
         rows.append({"query": query, "bits": bits, "in_integers": query in shipped.activations, "why_bits": why})
         if why and (bits == FP32 or why.startswith(ROUNDING)):
             add_note(query, f"stays in {bits}: {why}" if bits == FP32 else why)
@@ -443,7 +443,7 @@ def _write(
     results = [
         QueryResult(
             **one.__dict__, id=query, model=ctx.queries[query].model, network=ctx.networks.get(query),
-            bits=shipped.main_bits(query), in_integers=query in shipped.activations,
+            bits=shipped.main_bits(ctx, query), in_integers=query in shipped.activations,
             why_bits=shipped.why.get(query, ""),
         )
         for query, one in evidence.items()

@@ -44,9 +44,10 @@ class Shipped:
         network = open_network(ctx, query, model, packed.get(query, {})) if ranges else None
         return model if network is None or ranges is None else network.answerer(model, ranges)
 
-    def main_bits(self, query: str) -> str:
-        """The bits of most of a query's weights."""
-        return main_bits(self.storage.bits.get(query, {}).values())
+    def main_bits(self, ctx: MergeContext, query: str) -> str:
+        """The bits of most of a query's weights, those that a donor of a bundle gives included."""
+        _, packed = self.models(ctx, [query])
+        return main_bits(weight.width for weight in packed.get(query, {}).values())
 
     def is_packed(self, query: str) -> bool:
         """Whether any weight of a query has fewer bits, or its norms changed with that."""

@@ -97,6 +97,7 @@ def test_new_query_uses_packed_weights_as_the_bundle_stores_them(whole: Workload
     options = replace(QUICK, weights="int8", documents=True)
     _merge(first_two(whole), "int8.safetensors", options=options)
     report = _merge(whole, NEW, "int8.safetensors", options=options)
+    assert [query.bits for query in report.queries] == ["int8"]
     before, after = (open_bundle(whole.path.parent / name, FACTORIES) for name in ("int8.safetensors", NEW))
     assert verify_bundle(after.path, FACTORIES) == [] and report.met
     assert all(after.query(query.id) == query for query in before.queries)
