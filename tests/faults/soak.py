@@ -1,26 +1,33 @@
 """A box that works for long beside eight cameras: what it holds over time (outside CI).
 
-Usage: python -m tests.faults.soak --minutes 60 [--out FILE] [--network FILE.onnx --clips FILE...]
+Usage: python -m tests.faults.soak --minutes 60 [--out FILE] [--network FILE.onnx --clips FILE... --fps 5]
 
 Looped clips, a query on each, results to a file that is rotated, HTTP asked every few seconds. With a detector as an
 ONNX file each camera plays one of the given clips in its own size, and has tracks, events, and clips of these. Memory
 is what no file stands behind; its slope is that of the straight line through the samples after the first ten minutes,
 or after the first third of a shorter run, which then says how short it was. The slope's error is one standard
 deviation, from the means of PARTS parts of the run, since samples seconds apart are not independent.
+
+`parts` has, once a minute, what a slope consists of: what mappings hold by kind (the C heap, its arenas, stacks, other
+anonymous memory), what of the C heap is in use and what is free, Python's blocks, and the sizes of the box's buffers.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import datetime
+import gc
 import io
 import json
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +45,10 @@ CAMERAS, FPS, ASKED_FPS = 8, 25.0, 5.0
 WARM_S, INTERVAL_S, PARTS = 600.0, 5.0, 8
 MAX_SLOPE_BYTES = 1e6
 """In an hour."""
+INSIDE_INTERVAL_S, INSIDE_FILE = 60.0, "inside.jsonl"
+ARENA_BYTES = 64 * 2**20
+"""glibc's arenas begin at multiples of this."""
+ARGUMENTS = ("-c", "from tests.faults.soak import run_watched; run_watched()")
 
 
 def write_tiny_box(folder: Path) -> dict[str, Any]:
@@ -49,7 +60,7 @@ def write_tiny_box(folder: Path) -> dict[str, Any]:
     return {"cameras": cameras, "factories": FACTORIES}
 
 
-def write_real_box(folder: Path, network: Path, clips: Sequence[Path]) -> dict[str, Any]:
+def write_real_box(folder: Path, network: Path, clips: Sequence[Path], fps: float) -> dict[str, Any]:
     """The files of a box whose cameras play these clips in turn, each asked by this detector, with all kinds of work
     beside it; and the keys of its config."""
     names = [f"c{index}" for index in range(CAMERAS)]
@@ -57,7 +68,7 @@ def write_real_box(folder: Path, network: Path, clips: Sequence[Path]) -> dict[s
     with contextlib.redirect_stdout(io.StringIO()):
         gemel.pack(files, folder / "tiny.safetensors")
     cameras = {
-        name: {"source": str(clips[index % len(clips)].resolve()), "loop": True, "fps": ASKED_FPS}
+        name: {"source": str(clips[index % len(clips)].resolve()), "loop": True, "fps": fps}
         for index, name in enumerate(names)
     }
     events = [{"kind": "enter", "zone": "near"}, {"kind": "leave", "zone": "near"}, {"kind": "cross", "line": "kerb"}]
@@ -74,9 +85,9 @@ def write_real_box(folder: Path, network: Path, clips: Sequence[Path]) -> dict[s
 def soak(folder: Path, minutes: float, keys: dict[str, Any], every_s: float = INTERVAL_S) -> dict[str, Any]:
     """Run a box of these keys so long: samples of [seconds, memory bytes, threads, descriptors], and what follows."""
     sinks = [{"kind": "jsonl", "path": "results.jsonl", "max_bytes": "1MiB", "keep": 3}]
-    names = list(keys["cameras"])
-    samples: list[list[float]] = []
-    with Running(folder, sinks=sinks, http=HTTP, **keys) as box:
+    names, fps = list(keys["cameras"]), next(iter(keys["cameras"].values()))["fps"]
+    samples, mappings = list[list[float]](), list[dict[str, int]]()
+    with Running(folder, *ARGUMENTS, sinks=sinks, http=HTTP, **keys) as box:
         box.until(lambda: box.status()["queries"][-1]["ledger"]["processed"], 300.0)
         began = time.monotonic()
         while (now := time.monotonic() - began) < 60 * minutes:
@@ -85,9 +96,11 @@ def soak(folder: Path, minutes: float, keys: dict[str, Any], every_s: float = IN
             for path in ("/metrics", "/api/status", f"/api/cameras/{names[len(samples) % CAMERAS]}/frame.jpg"):
                 box.get(path, 30.0)
             if len(samples) % 12 == 1:
+                mappings.append(measure_mappings(box.process.pid))
                 print(f"{now / 60:.0f} of {minutes:g} min: {samples[-1][1] / 1e6:.1f} MB", flush=True)
             time.sleep(every_s)
         cpu_s, ended, summary = box.cpu_s(), box.stop(), box.ledger()
+    inside = [json.loads(line) for line in (folder / INSIDE_FILE).read_text().splitlines()]
     took = summary["seconds"]
     warm_s = min(WARM_S, 20 * minutes)
     return {
@@ -95,9 +108,70 @@ def soak(folder: Path, minutes: float, keys: dict[str, Any], every_s: float = IN
         "slope_bytes_per_hour": slope(samples, warm_s), "slope_error": slope_error(samples, warm_s),
         "threads_more": _more(samples, warm_s, 2), "descriptors_more": _more(samples, warm_s, 3),
         "received": total(summary, "received"), "processed": total(summary, "processed"),
-        "asked": round(CAMERAS * ASKED_FPS * took),
+        "asked": round(CAMERAS * fps * took), "fps": fps, "parts": {"mappings": mappings, "inside": inside},
         "adds_up": adds_up(summary), "exit_code": ended, "core_share": round(cpu_s / took, 3),
     }  # fmt: skip
+
+
+def measure_mappings(pid: int) -> dict[str, int]:
+    """Bytes of a process that no file stands behind, by kind of mapping."""
+    found, kind = Counter[str](), ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            begin, end = (int(number, 16) for number in words[0].split("-"))
+            name = words[5] if len(words) > 5 else ""
+            is_arena = begin % ARENA_BYTES == 0 and end - begin <= ARENA_BYTES
+            kind = "arenas" if not name and is_arena else "other" if not name else name.strip("[]")
+            kind = "files" if kind.startswith("/") else kind
+            found["arenas_count"] += kind == "arenas"
+        elif words[0] == "Anonymous:":
+            found[kind] += 1024 * int(words[1])
+    return dict(found)
+
+
+class HeapUse(ctypes.Structure):
+    """`struct mallinfo2` of mallinfo(3), bytes over all arenas."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+    ))  # fmt: skip
+
+
+def measure_inside(objects: dict[str, list[Any]]) -> dict[str, Any]:
+    """What this process, a box, holds: its C heap in use, free and in mappings, Python's blocks, its buffers."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = HeapUse
+    heap = library.mallinfo2()
+    rings, stages = objects["PacketRing"], objects["EventStage"]
+    thumbnails = [picture for stage in stages for picture in list(stage._thumbnails.values())]
+    return {
+        "heap_used": heap.uordblks, "heap_free": heap.fordblks, "heap_mapped": heap.hblkhd,
+        "blocks": sys.getallocatedblocks(), "collectable": len(gc.get_objects()),
+        "ring_packets": sum(len(ring._packets) for ring in rings), "ring_bytes": sum(ring._nbytes for ring in rings),
+        "events": sum(len(stage._recent) for stage in stages), "thumbnails": len(thumbnails),
+        "thumbnail_bytes": sum(map(len, thumbnails)), "clips": sum(len(one._clips) for one in objects["ClipRecorder"]),
+    }  # fmt: skip
+
+
+def run_watched() -> None:
+    """A box in this process that writes every minute what it holds."""
+    from gemel.cli import main as run_command
+
+    def write() -> None:
+        began, names = time.monotonic(), ("PacketRing", "EventStage", "ClipRecorder")
+        while True:
+            time.sleep(INSIDE_INTERVAL_S)
+            objects: dict[str, list[Any]] = {name: [] for name in names}
+            for one in gc.get_objects():
+                if type(one).__name__ in objects:
+                    objects[type(one).__name__].append(one)
+            row = {"at": round(time.monotonic() - began, 1), **measure_inside(objects)}
+            with open(INSIDE_FILE, "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    threading.Thread(target=write, name="watching", daemon=True).start()
+    sys.exit(run_command(["run", "box.yaml"]))
 
 
 def slope(samples: Sequence[Sequence[float]], warm_s: float) -> float:
@@ -128,6 +202,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--network", type=Path)
     parser.add_argument("--clips", type=Path, nargs="+")
+    parser.add_argument("--fps", type=float, default=ASKED_FPS)
     parser.add_argument("--out", type=Path, default=Path("out/faults/soak.json"))
     given = parser.parse_args()
     if bool(given.network) != bool(given.clips):
@@ -136,11 +211,11 @@ def main() -> int:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="gemel-soak-") as folder:
         place = Path(folder)
-        keys = write_real_box(place, given.network, given.clips) if given.network else write_tiny_box(place)
+        keys = write_real_box(place, given.network, given.clips, given.fps) if given.network else write_tiny_box(place)
         row = soak(place, given.minutes, keys)
     on = {**machine(), "load": round(max(load, os.getloadavg()[0]), 1)}
     given.out.write_text(json.dumps({**row, "machine": on, "date": str(datetime.date.today())}) + "\n")
-    shown = {key: value for key, value in row.items() if key != "samples"}
+    shown = {key: value for key, value in row.items() if key not in ("samples", "parts")}
     print(json.dumps(shown, indent=2))
     return 0 if row["slope_bytes_per_hour"] < MAX_SLOPE_BYTES and row["adds_up"] else 1
 
