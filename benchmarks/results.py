@@ -261,6 +261,7 @@ def box_tables(measured: Path) -> dict[str, Table]:
         "push": _serving_table(measured, "push", serving.PUSH_HEADS, serving.push_rows),
         "tracking": _serving_table(measured, "tracking", serving.TRACKING_HEADS, serving.tracking_rows),
         "events": _serving_table(measured, "events", serving.EVENT_HEADS, serving.event_rows),
+        "held-out": _serving_table(measured, "held_out", serving.HELD_OUT_HEADS, serving.held_out_rows),
         "motion-gating": _serving_table(measured, "motion_gating", serving.GATING_HEADS, serving.gating_rows),
         "mended": Table(
             f"{mended['command']}; {_machines([mended])}", serving.MENDED_HEADS, serving.mended_rows(mended)

@@ -71,10 +71,13 @@ LINES = {
     LABELLED[2]: {"near": [[0.45, 0.65], [1.0, 0.65]], "far": [[0.45, 0.4], [0.8, 0.4]]},
 }
 """A line across each zone."""
+MIDDLE = {"near": [[0.25, 0.2], [0.75, 0.2], [0.75, 1.0], [0.25, 1.0]]}, {"near": [[0.5, 0.2], [0.5, 1.0]]}
+"""The zone and line of other clips, set before any was looked at."""
 
 
 def make_rules(clip: str, zone: str, one_box: bool) -> QueryRules:
     """The rules of a clip: what a person would ask of a road."""
+    zones, lines = (ZONES[clip], LINES[clip]) if clip in ZONES else MIDDLE
     events = [
         {"kind": "enter", "zone": zone},
         {"kind": "leave", "zone": zone},
@@ -83,7 +86,7 @@ def make_rules(clip: str, zone: str, one_box: bool) -> QueryRules:
         {"kind": "cross", "line": zone},
     ]
     keys = {
-        "tracking": True, "one_box": one_box, "zones": {zone: ZONES[clip][zone]}, "lines": {zone: LINES[clip][zone]},
+        "tracking": True, "one_box": one_box, "zones": {zone: zones[zone]}, "lines": {zone: lines[zone]},
         "min_area": MIN_AREA, "events": events,
     }  # fmt: skip
     return QueryKeys.model_validate(keys).to_rules()
@@ -131,7 +134,7 @@ def play(
 
     `is_numbered`: the boxes have a person's numbers, which replace the tracker.
     """
-    fps, ids = FPS / step, itertools.count(1)
+    fps, ids = clip.fps / step, itertools.count(1)
     rules = make_rules("/".join(clip.path.parts[-2:]), zone, one_box and not is_numbered)
     at_rate = [rule.at_rate(fps) for rule in rules.events]
     events = EventMachine(at_rate, DEFAULT_TRACKING.lost_after_s(fps), fps, {}, lambda: str(next(ids)))
@@ -144,7 +147,7 @@ def play(
         )
         record = {"query": "q", "frame": frame, "detections": strong}
         start = time.thread_time()
-        _, found = own.apply(Moment(frame, 100 + frame / FPS, frame / FPS, clip.size), record, weak)
+        _, found = own.apply(Moment(frame, 100 + frame / clip.fps, frame / clip.fps, clip.size), record, weak)
         times.append(1000 * (time.thread_time() - start))
         notices += found
     notices += own.end(EndReason.STOPPED)
@@ -244,7 +247,7 @@ def compare_events(clips: Sequence[Clip], source: str, zone: str, step: int, det
         by_clip.append([round(sums["matched"] / max(1, sums[side]), 3) for side in ("found", "events")])
     total = sum(kinds.values(), Counter())
     return {
-        "boxes": source, "zone": zone, "fps": FPS / step, **total,
+        "boxes": source, "zone": zone, "fps": round(clips[0].fps / step, 1), **total,
         "precision": round(total["matched"] / total["found"], 3),
         "recall": round(total["matched"] / total["events"], 3),
         "clips": by_clip, "kinds": {kind: dict(counts) for kind, counts in sorted(kinds.items())},

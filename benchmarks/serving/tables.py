@@ -15,6 +15,9 @@ FAULT_HEADS = ("fault", "how often", "to hold", "measured", "held")
 COST_HEADS = ("what", "to hold", "measured")
 TRACKING_HEADS = ("tracker", "frames a second", "IDF1", "identity switches", "ms a frame")
 EVENT_HEADS = ("boxes of", "zone", "frames a second", "events", "to hold", "precision", "recall", "of each clip")
+HELD_OUT_HEADS = (
+    "clip", "boxes of", "frames a second", "IDF1", "identity switches", "ms a frame", "events", "precision", "recall"
+)  # fmt: skip
 GATING_HEADS = ("footage", "threshold", "frames run", "not run", "least F1 of held answers")
 MENDED_HEADS = (
     "query", "outcome", "agreement on held-out samples", "ratio on another clip", "its 95 % interval", "verdict there"
@@ -99,6 +102,18 @@ def event_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             one["boxes"], one["zone"], f"{one['fps']:g}", str(one["events"]), ">= 0.9",
             f"{one['precision']:.2f}", f"{one['recall']:.2f}",
             ", ".join(f"{precision:.2f} / {recall:.2f}" for precision, recall in one["clips"]),
+        )
+        for one in rows
+    ]  # fmt: skip
+
+
+def held_out_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each clip, source of boxes and rate; with a person's numbers there is no tracker to measure."""
+    return [
+        (
+            one["clip"], one["boxes"], f"{one['fps']:g}",
+            *((f"{one['idf1']:.3f}", str(one["switches"]), f"{one['ms']:.2f}") if "idf1" in one else ("-",) * 3),
+            str(one["events"]), f"{one['precision']:.2f}", f"{one['recall']:.2f}",
         )
         for one in rows
     ]  # fmt: skip

@@ -76,7 +76,7 @@ def follow(clip: Clip, update: Update, step: int) -> tuple[dict[str, Any], list[
     for frame in range(0, clip.length, step):
         seen, labels = clip.detections.get(frame, []), clip.labels.get(frame, [])
         start = time.thread_time()
-        numbers = update(seen, 100 + frame / FPS)
+        numbers = update(seen, 100 + frame / clip.fps)
         times.append(1000 * (time.thread_time() - start))
         tracked = [(number, one["box"]) for number, one in zip(numbers, seen, strict=True) if number is not None]
         rows["gt_ids"].append(np.array([true_ids.setdefault(one["track"], len(true_ids)) for one in labels], int))

@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import datetime
-import gc
 import io
 import json
 import os
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -39,16 +36,15 @@ from benchmarks.machine import machine
 from tests.edge_runtime.running import Running, adds_up, total
 from tests.edge_runtime.tiny import write_clip
 from tests.faults.cameras import HTTP, SIZE
+from tests.faults.inside import INSIDE_FILE
 from tests.faults.queries import FACTORIES, one_each
 
 CAMERAS, FPS, ASKED_FPS = 8, 25.0, 5.0
 WARM_S, INTERVAL_S, PARTS = 600.0, 5.0, 8
 MAX_SLOPE_BYTES = 1e6
 """In an hour."""
-INSIDE_INTERVAL_S, INSIDE_FILE = 60.0, "inside.jsonl"
 ARENA_BYTES = 64 * 2**20
 """glibc's arenas begin at multiples of this."""
-ARGUMENTS = ("-c", "from tests.faults.soak import run_watched; run_watched()")
 
 
 def write_tiny_box(folder: Path) -> dict[str, Any]:
@@ -87,7 +83,7 @@ def soak(folder: Path, minutes: float, keys: dict[str, Any], every_s: float = IN
     sinks = [{"kind": "jsonl", "path": "results.jsonl", "max_bytes": "1MiB", "keep": 3}]
     names, fps = list(keys["cameras"]), next(iter(keys["cameras"].values()))["fps"]
     samples, mappings = list[list[float]](), list[dict[str, int]]()
-    with Running(folder, *ARGUMENTS, sinks=sinks, http=HTTP, **keys) as box:
+    with Running(folder, "-m", "tests.faults.inside", sinks=sinks, http=HTTP, **keys) as box:
         box.until(lambda: box.status()["queries"][-1]["ledger"]["processed"], 300.0)
         began = time.monotonic()
         while (now := time.monotonic() - began) < 60 * minutes:
@@ -100,7 +96,8 @@ def soak(folder: Path, minutes: float, keys: dict[str, Any], every_s: float = IN
                 print(f"{now / 60:.0f} of {minutes:g} min: {samples[-1][1] / 1e6:.1f} MB", flush=True)
             time.sleep(every_s)
         cpu_s, ended, summary = box.cpu_s(), box.stop(), box.ledger()
-    inside = [json.loads(line) for line in (folder / INSIDE_FILE).read_text().splitlines()]
+    path = folder / INSIDE_FILE
+    inside = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     took = summary["seconds"]
     warm_s = min(WARM_S, 20 * minutes)
     return {
@@ -128,50 +125,6 @@ def measure_mappings(pid: int) -> dict[str, int]:
         elif words[0] == "Anonymous:":
             found[kind] += 1024 * int(words[1])
     return dict(found)
-
-
-class HeapUse(ctypes.Structure):
-    """`struct mallinfo2` of mallinfo(3), bytes over all arenas."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-    ))  # fmt: skip
-
-
-def measure_inside(objects: dict[str, list[Any]]) -> dict[str, Any]:
-    """What this process, a box, holds: its C heap in use, free and in mappings, Python's blocks, its buffers."""
-    library = ctypes.CDLL(None)
-    library.mallinfo2.restype = HeapUse
-    heap = library.mallinfo2()
-    rings, stages = objects["PacketRing"], objects["EventStage"]
-    thumbnails = [picture for stage in stages for picture in list(stage._thumbnails.values())]
-    return {
-        "heap_used": heap.uordblks, "heap_free": heap.fordblks, "heap_mapped": heap.hblkhd,
-        "blocks": sys.getallocatedblocks(), "collectable": len(gc.get_objects()),
-        "ring_packets": sum(len(ring._packets) for ring in rings), "ring_bytes": sum(ring._nbytes for ring in rings),
-        "events": sum(len(stage._recent) for stage in stages), "thumbnails": len(thumbnails),
-        "thumbnail_bytes": sum(map(len, thumbnails)), "clips": sum(len(one._clips) for one in objects["ClipRecorder"]),
-    }  # fmt: skip
-
-
-def run_watched() -> None:
-    """A box in this process that writes every minute what it holds."""
-    from gemel.cli import main as run_command
-
-    def write() -> None:
-        began, names = time.monotonic(), ("PacketRing", "EventStage", "ClipRecorder")
-        while True:
-            time.sleep(INSIDE_INTERVAL_S)
-            objects: dict[str, list[Any]] = {name: [] for name in names}
-            for one in gc.get_objects():
-                if type(one).__name__ in objects:
-                    objects[type(one).__name__].append(one)
-            row = {"at": round(time.monotonic() - began, 1), **measure_inside(objects)}
-            with open(INSIDE_FILE, "a") as file:
-                file.write(json.dumps(row) + "\n")
-
-    threading.Thread(target=write, name="watching", daemon=True).start()
-    sys.exit(run_command(["run", "box.yaml"]))
 
 
 def slope(samples: Sequence[Sequence[float]], warm_s: float) -> float:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.serving.tables import cost_rows, event_rows, fault_rows, gating_rows, soak_picture, tracking_rows
+from benchmarks.serving.tables import (
+    cost_rows,
+    event_rows,
+    fault_rows,
+    gating_rows,
+    held_out_rows,
+    soak_picture,
+    tracking_rows,
+)
 
 
 def record(name: str, **keys: Any) -> dict[str, Any]:
@@ -56,6 +64,15 @@ def test_tracking_and_events_have_a_row_for_each_measurement() -> None:
     assert event_rows([row]) == [
         ("person", "near", "25", "9", ">= 0.9", "1.00", "0.90", "1.00 / 0.80, 1.00 / 1.00")
     ]  # fmt: skip
+
+
+def test_clips_held_out_have_no_tracker_where_numbers_are_a_persons() -> None:
+    row = {"clip": "square", "boxes": "person", "fps": 5.0, "events": 17, "precision": 0.8125, "recall": 0.765}
+    whole = {**row, "idf1": 0.8591, "switches": 2, "ms": 0.123}
+    assert held_out_rows([whole, row]) == [
+        ("square", "person", "5", "0.859", "2", "0.12", "17", "0.81", "0.77"),
+        ("square", "person", "5", "-", "-", "-", "17", "0.81", "0.77"),
+    ]
 
 
 def test_gating_adds_up_the_clips_of_one_kind_of_footage() -> None:
