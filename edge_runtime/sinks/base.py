@@ -183,7 +183,7 @@ class Sink(ABC):
         """Deliver all of these, at most `batch`."""
 
     def report_state(self, state: BoxState) -> None:  # noqa: B027
-        """Called before `write` and `heartbeat` with the present state of the box."""
+        """Called about once a second, and once a sink is open, with the present state of the box."""
 
     def heartbeat(self) -> None:  # noqa: B027
         """Called about once a second while idle; raises where the connection is lost."""

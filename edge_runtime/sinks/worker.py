@@ -238,7 +238,7 @@ class SinkWorker:
             }  # fmt: skip
 
     def _work(self) -> None:
-        is_open = False
+        is_open, report_at = False, -math.inf
         while (messages := self._next_batch(is_open)) is not None:
             if self._reopening:
                 self._reopening = is_open = False
@@ -246,8 +246,11 @@ class SinkWorker:
             try:
                 if not is_open:
                     self._sink.open()
-                    is_open = True
-                self._sink.report_state(self._state())
+                    is_open, report_at = True, -math.inf
+                # The state takes longer to tell than a result, so not with each of them.
+                if (now := time.monotonic()) >= report_at:
+                    self._sink.report_state(self._state())
+                    report_at = now + HEARTBEAT_S
                 if messages:
                     with PART_TIMES.count(Part.SINKS):
                         self._sink.write(messages)
