@@ -64,7 +64,7 @@ class StageTracker:
             self._begin(fields["name"])
             self.began, self.done, self.ends_at = now, None, None
         elif event == "part":
-            left = fields.get("seconds_left")
+            left = fields["seconds_left"]
             self.done, self.ends_at = fields["done"], None if left is None else now + left
             if self.ends_at is not None and self._limit is not None:
                 self.ends_at = min(self.ends_at, max(now, self._limit))
@@ -97,10 +97,10 @@ class StageTracker:
         return ", ".join(text for level in self.levels if (text := level.describe()))
 
     def describe_part(self, now: float) -> str:
-        """How much of the running stage is done, and how long the rest takes."""
+        """How much of the running stage is done and how long the rest takes, or the most that it takes."""
         parts = [] if self.done is None else [f"{percent(self.done, 0)} done"]
         if self.ends_at is not None and self.ends_at > now:
-            parts.append(f"about {duration(max(1.0, self.ends_at - now))} left")
+            parts.append(f"{'about' if parts else 'at most'} {duration(self.ends_at - now)} left")
         return ", ".join(parts)
 
 
@@ -149,10 +149,11 @@ class ProgressDisplay:
     def _update_bar(self, event: str, fields: Fields, now: float) -> None:
         assert self.bars is not None
         task = self.bars.task_ids[0]
+        self.bars.tasks[0].total = None if self._tracker.done is None else 1.0  # `update` takes None for unchanged
         if event == "stage":
-            self.bars.reset(task, total=None, description=self._tracker.describe_stage(), part="")
+            self.bars.reset(task, description=self._tracker.describe_stage(), part="")
         elif event == "part":
-            self.bars.update(task, total=1.0, completed=fields["done"], part=self._tracker.describe_part(now))
+            self.bars.update(task, completed=self._tracker.done, part=self._tracker.describe_part(now))
         elif event == "epoch":
             self.bars.update(task, part=format_event(event, fields))
         elif event != "stages":

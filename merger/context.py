@@ -140,7 +140,7 @@ class MergeContext:
         FLOPs report their progress as they are counted, pieces by `stages.add` or `stages.reach`.
         """
         before = self.flops.total
-        self.stages.begin(stage, pieces if flops is None else flops)
+        self.stages.begin(stage, flops or pieces, is_bound=pieces is None)
         self.flops.on_change = (lambda: None) if flops is None else lambda: self.stages.reach(self.flops.total - before)
 
     def open(self) -> None:

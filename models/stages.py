@@ -5,8 +5,8 @@ Every command sends these three:
 
 - `stages` (names): once, before anything else: the stages to come. A merge within a demo announces its own.
 - `stage` (name): this stage begins and the one before it has ended. Stages may be skipped, never repeated.
-- `part` (done 0 to 1, seconds_left or None): progress of the current stage, at most once a second. If only an upper
-  bound of the stage is known, `done` is relative to it. It never falls within a stage.
+- `part` (done 0 to 1, seconds_left or None): progress of the current stage, at most once a second. `done` never falls
+  within a stage. Where only an upper bound of the stage is known it is None, and `seconds_left` is the most left.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class Stages:
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress, self._clock = progress, clock
         self._whole: float | None = None
+        self._is_bound = False
         self._reached, self._most, self._began, self._reported = 0.0, 0.0, 0.0, 0.0
 
     def announce(self, names: Sequence[str]) -> None:
         """Report the stages to come, in order."""
         self._progress("stages", names=list(names))
 
-    def begin(self, name: str, whole: float | None = None) -> None:
-        """Begin a stage; `whole` is its largest amount in any unit, None if unknown."""
-        self._whole, self._reached, self._most = whole, 0.0, 0.0
+    def begin(self, name: str, whole: float | None = None, is_bound: bool = False) -> None:
+        """Begin a stage of this amount in any unit, None if unknown; `is_bound` if it may end with less."""
+        self._whole, self._is_bound, self._reached, self._most = whole, is_bound, 0.0, 0.0
         self._began = self._reported = self._clock()
         self._progress("stage", name=name)
 
@@ -63,4 +64,4 @@ class Stages:
         done = self._most = max(self._most, min(1.0, amount / self._whole))
         left = (now - self._began) * (1 - done) / done if done >= MIN_DONE else None
         self._reported = now
-        self._progress("part", done=done, seconds_left=left)
+        self._progress("part", done=None if self._is_bound else done, seconds_left=left)

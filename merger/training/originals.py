@@ -191,7 +191,7 @@ class _OriginalTraining:
         data, model = TrainingSet(query, splits["train"]), self._build(splits["train"])
         recipes = [options.recipe(len(data), cycle, self.seed) for cycle in range(options.max_cycles)]
         memory = MemoryPlan(checkpoint.state(Step.MEMORY))
-        stages.begin(self.stage, sum(recipe.epochs for recipe in recipes))
+        stages.begin(self.stage, sum(recipe.epochs for recipe in recipes), is_bound=len(recipes) > 1)
         now = checkpoint.state(Step.PROGRESS)  # of the last finished cycle
         while now.get("done", 0) < len(recipes) and not now.get("ended"):
             cycle, before = now.get("done", 0), now.get("val", -math.inf)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemel.merger.events import Event
+from gemel.models.stages import Stages
 from gemel.progress import EVENT_FORMATS, ProgressDisplay, format_event, show_progress
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +132,18 @@ def test_log_running_stage_is_printed_once_a_minute(log):
     ]  # fmt: skip
 
 
+def test_log_stage_of_unknown_length_shows_the_most_that_is_left(log):
+    progress, clock, out = log
+    stages = Stages(progress, clock)
+    stages.begin("share", 1000, is_bound=True)
+    for second in (30, 60):
+        clock.now = float(second)
+        stages.add(100)
+        progress.print_if_quiet()
+    assert texts(out) == ["share", "share; 1 min 00 s so far, at most 40 s left"]  # of the limit, not 240 s
+    assert "%" not in out.getvalue()
+
+
 def test_show_progress_file_gets_lines_and_the_thread_ends():
     out = io.StringIO()
     with show_progress(out) as progress:
@@ -152,10 +165,15 @@ def test_show_progress_terminal_shows_a_bar(monkeypatch):
         progress("epoch", queries=["a"], epoch=1, epochs=4)
         progress("part", done=0.4, seconds_left=50.0)
         progress.bars.refresh()
+        assert progress.bars.tasks[0].total == 1.0
+        progress("stage", name="mend")
+        progress("part", done=None, seconds_left=70.0)
+        progress.bars.refresh()
+        assert progress.bars.tasks[0].total is None  # it pulses: no percentage is known
     shown = b""
     with contextlib.suppress(OSError):  # the terminal's end
         while more := os.read(master, 1 << 16):
             shown += more
     os.close(master)
-    for text in ("train (2 of 2)", "evaluating merged model", "40 % done, about 50 s left"):
+    for text in ("train (2 of 2)", "evaluating merged model", "40 % done, about 50 s left", "at most 1 min 10 s left"):
         assert text in shown.decode()
