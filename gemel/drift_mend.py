@@ -306,7 +306,7 @@ class _MendRun:
         return self
 
     def _held_out(self, split: Split) -> _HeldOut:
-        threshold = max(self.record.min_score, self.record.threshold or 0.0)
+        threshold = max(self.record.least_score, self.record.threshold or 0.0)
         answers = predict(self.teacher, self._taught, PreparedFrames(self._taught, split))
         truths = [task_of(self.query).labels_of(one, threshold) for one in answers]
         return _HeldOut(self._student, split, answers, truths, threshold)

@@ -85,7 +85,7 @@ class QueryEvents:
         self.query, self.rules, self.machine = query, rules, machine
         self.gate = MotionGate(query.region, [rules.zones[zone] for zone in rules.filter.exclude])
         self.newest: Moment | None = None
-        certain = max(query.min_score, query.threshold or 0.0)
+        certain = max(query.least_score, query.threshold or 0.0)
         self.tracker = ObjectTracker(fps, certain) if rules.tracking else None
         self.fps, self._still_s, self._rate = fps, 0.0, FrameRate()
         self._has_zones = bool(rules.zones)

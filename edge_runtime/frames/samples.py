@@ -299,7 +299,7 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
     head = {
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
         "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(edges),
-        "threshold": max(query.min_score, query.threshold or 0.0), "expected": expected_agreement(query),
+        "threshold": max(query.least_score, query.threshold or 0.0), "expected": expected_agreement(query),
         **{key: record[key] for key in ("score", *ANSWER_KEYS) if key in record},
     }  # fmt: skip
     text = PngInfo()

@@ -165,8 +165,10 @@ class BundleQuery:
 
     @property
     def least_score(self) -> float:
-        """From which its answers count: its `min_score`, or else the threshold chosen on val."""
-        return self.min_score or self.threshold or 0.0
+        """From which its answers count: its `min_score`, else the threshold chosen on val, or that of its task."""
+        from gemel.models.tasks import task_of
+
+        return self.min_score or self.threshold or task_of(self).unlabelled_threshold
 
     @property
     def region(self) -> Region:

@@ -145,8 +145,9 @@ def slope_error(samples: Sequence[Sequence[float]], warm_s: float) -> float | No
 
 
 def _more(samples: Sequence[Sequence[float]], warm_s: float, place: int) -> float:
-    kept = [one[place] for one in samples if one[0] >= warm_s]
-    return kept[-1] - kept[0]
+    """The median of the last part less that of the first: clips that are being written have descriptors, too."""
+    parts = np.array_split([one[place] for one in samples if one[0] >= warm_s], PARTS)
+    return float(np.median(parts[-1]) - np.median(parts[0]))
 
 
 def main() -> int:

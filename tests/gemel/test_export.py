@@ -158,7 +158,7 @@ def test_an_export_that_fails_leaves_nothing(bundle, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("min_score", "threshold", "least"), [(0.0, None, 0.01), (0.0, 0.4, 0.4), (0.3, 0.4, 0.3)])
+@pytest.mark.parametrize(("min_score", "threshold", "least"), [(0.0, None, 0.25), (0.0, 0.4, 0.4), (0.3, 0.4, 0.3)])
 def test_where_detections_begin_to_count_stands_in_the_file(bundle, min_score, threshold, least):
     opened = open_bundle(bundle)
     query = replace(opened.query("bridge"), min_score=min_score, threshold=threshold)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gemel.edge_runtime.events.rules import QueryKeys
 from gemel.edge_runtime.events.stage import EventStage
@@ -118,10 +119,11 @@ def test_weak_detections_hold_an_event_open_and_are_in_no_result() -> None:
     assert [message.record["type"] for message in sent] == ["new", "end"]
 
 
-def test_publisher_gives_no_sink_what_is_below_the_least_score() -> None:
+@pytest.mark.parametrize("keys", [{"min_score": 0.3}, {"threshold": 0.3}, {}], ids=["asked", "chosen", "neither"])
+def test_publisher_gives_no_sink_what_is_below_the_least_score(keys: dict[str, float]) -> None:
     sent: list[ResultMessage] = []
     ledger = Ledger(["spot"])
-    watched = query("spot", "left", task="detection", classes=("car",), min_score=0.3)
+    watched = query("spot", "left", task="detection", classes=("car",), **keys)
     publisher = Publisher(sent.append, ledger, {"spot": watched}, RunIdentity("0" * 64))
     found = DetectionPrediction(("car", "car"), (0.9, 0.2), ((0.0, 0.0, 9.0, 9.0), (50.0, 0.0, 59.0, 9.0)))
     ledger.count_received("spot")
