@@ -62,8 +62,8 @@ def cost_rows(
          "time"),
         (f"memory, {soak['minutes']:g} minutes with {soak['cameras']} cameras, the first "
          f"{soak['warm_s'] / 60:.1f} left out", "< 1 MB an hour",
-         f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; threads {soak['threads_more']:+d}, "
-         f"descriptors {soak['descriptors_more']:+d}"),
+         f"{soak['slope_bytes_per_hour'] / MB:+.1f} ± {soak['slope_error'] / MB:.1f} MB an hour; "
+         f"threads {soak['threads_more']:+g}, descriptors {soak['descriptors_more']:+g}"),
     ]  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def soak_picture(soak: Mapping[str, Any]) -> str:
     line = "M" + "L".join(f"{x} {y}" for x, y in ends)
     parts.append(f'<path d="{line}" fill="none" stroke="#c2410c" stroke-width="1.5" stroke-dasharray="6 4"/>')
     parts.append(f'<text x="{LEFT + WIDTH / 2}" y="{bottom + 38}" text-anchor="middle">minutes</text>')
-    title = f"{soak['cameras']} looped cameras, {soak['minutes']:g} minutes: memory in MB, {60 * slope:+.2f} MB an hour"
+    title = f"{soak['cameras']} looped cameras, {soak['minutes']:g} minutes: memory in MB, {60 * slope:+.1f} MB an hour"
     width, height = LEFT + WIDTH + 24, TOP + HEIGHT + BOTTOM
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '

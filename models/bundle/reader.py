@@ -210,8 +210,8 @@ class Bundle:
             problem = f"{query.model} has buffers outside its state_dict: {left[0]}"
             raise BundleError(self.path, problem, "register them as persistent")
         model = model.requires_grad_(copy).to(device).eval()
-        prepare, least = TensorPreprocess(query.preprocess, query.region), query.least_score
-        return add_predictor(model, Predictor(model, query.task, query.classes, prepare, least), query_id)
+        prepare = TensorPreprocess(query.preprocess, query.region)
+        return add_predictor(model, Predictor(model, query.task, query.classes, prepare, query.least_score), query_id)
 
     def __repr__(self) -> str:
         return f"<bundle {self.path}: {', '.join(f'{query.id} ({query.model})' for query in self.queries)}>"
