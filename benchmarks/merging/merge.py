@@ -23,6 +23,7 @@ import hashlib
 import itertools
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -111,13 +112,15 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
     if not bundle.with_name(bundle.name + WORK_SUFFIX).is_dir():
         bundle.unlink(missing_ok=True)  # merged, but interrupted before its figures were kept
         log.unlink(missing_ok=True)
+    began = time.process_time()
     with show_progress() as progress:
         report = merge(workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options)
     rows = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    result = {**report.to_json(), "bundle": bundle.name, "processor_s": time.process_time() - began}
     weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))
     cell = Cell(
         variant.name, workload.name, workload.accuracy_target, arm, seed, asked, machine(),
-        datetime.now(timezone.utc).date().isoformat(), weights, {**report.to_json(), "bundle": bundle.name},
+        datetime.now(timezone.utc).date().isoformat(), weights, result,
         tuple(json.loads(row) for row in rows),
     )  # fmt: skip
     cell.write(out)
