@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import betaincinv, ndtr, stdtr
@@ -242,6 +243,12 @@ def net_losses(judged: JudgedDifferences) -> Nodes:
     return [(judged.net_loss(float(ndtr(-point))), share) for point, share in NODES]
 
 
+@lru_cache(maxsize=32)
+def _precision_ends(original: OriginalCounts, error: float) -> np.ndarray:
+    """A search for a lower end asks for the same ones again and again."""
+    return original.precision_ends(error)
+
+
 def tail_by_differences(observed: Observed, error: float, nets: Nodes = ALL_LOST) -> np.ndarray:
     """The p-value (...) of a ratio below the target, by agreement alone, as if all that differs were lost, or by nets.
 
@@ -263,7 +270,7 @@ def tail_by_differences(observed: Observed, error: float, nets: Nodes = ALL_LOST
     is_lumped = differs.sum(-1) > PROOF.few
     tail = np.zeros(effect.shape)
     for point, share in NODES if len(nets) == 1 else COARSE_NODES:
-        costs = cost_answers(observed, original.precision_ends(float(ndtr(point))), weights)
+        costs = cost_answers(observed, _precision_ends(original, float(ndtr(point))), weights)
         for net, part in nets:
             allowed = limit / np.maximum(1e-9, net)
             values = costs.values - allowed[..., None]
