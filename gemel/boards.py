@@ -44,7 +44,7 @@ class BoardRow:
 
 def make_row(bundle: Bundle, result: ProfileResult, factories: Sequence[str] = ()) -> BoardRow:
     """The row of a bundle that was just profiled; measures its memory in a process of its own."""
-    from gemel.edge_runtime.engines.registry import ONNX
+    from gemel.edge_runtime.engines.base import ONNX
     from gemel.packing import PACKED, measure
     from gemel.planner import plan_box
 

@@ -35,10 +35,10 @@ from gemel.conditions import (
 )
 from gemel.edge_runtime.life.summary import empty_summary
 from gemel.models.errors import GemelError, InputError, join_names, one_line
+from gemel.models.plugins import find_entries
 from gemel.process import ExitCode, LogHandler, SignalHandlers, configure_log, exit_at_once
 from gemel.text import duration, key_text, number, percent, size, table
 
-METHODS = ("top-down", "gemel", "none")
 MAX_SEED = 2**32 - 1
 MAX_SIMULATED_S = 7 * 24 * 3600.0
 LOG_TIMEOUT_S = 0.3
@@ -189,11 +189,18 @@ Device = Annotated[
            help=f"Device profile of the virtual clock (default {DEFAULT_DEVICE}), or {MEASURED}: BUNDLE.profile.json, "
            f"which is also the default where it exists. For plan also {EVERY_DEVICE}, to compare."),
 ]  # fmt: skip
-Policy = Annotated[str, Option("--policy", metavar="P", help="Scheduling policy: adaptive, gemel or time-sharing.")]
+Method = Annotated[
+    str, Option("--method", metavar="M", help=f"One of: {join_names(find_entries('gemel.methods'), 20)}.")
+]
+Policy = Annotated[
+    str, Option("--policy", metavar="P", help=f"Scheduling policy: {join_names(find_entries('gemel.policies'), 20)}.")
+]
 AllShared = Annotated[bool, Option("--shared", help="A workload's models share all layers that they can.")]
 Overflow = Annotated[
     bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
 ]
+SpoolFolder = Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")]
+SpoolBundle = Annotated[str | None, file_option("--bundle", "The box's bundle (default: named in SPOOL's ledger).")]
 AcceptUnproven = Annotated[
     bool | None, Option("--accept-unproven", help="Keep also what is not proven, by its plain ratio on val.")
 ]
@@ -268,7 +275,7 @@ def run_demo(
 
     with show_progress() as progress:
         result = demo.run_demo(out, device, seed, progress)
-    return CommandResult(result.to_json(), result.to_text(), exit_code_of(result.met))
+    return result_of(result, result.met)
 
 
 @command(app, "inspect")
@@ -290,7 +297,7 @@ def inspect_workload(
     found = api.inspect(workload, signature, weights, onto)
     for line in found.warnings:
         print(one_line(f"warning: {line}"), file=sys.stderr)
-    return CommandResult(found.to_json(), found.to_text())
+    return result_of(found)
 
 
 @command(app, "train", TRAINING)
@@ -320,7 +327,7 @@ def train_originals(
 def merge_workload(
     workload: Annotated[str, Argument(metavar="WORKLOAD|FLEET", help="A workload file, or one that lists several.")],
     out: Annotated[str, file_option("-o --out", "The file to write, or the folder for a fleet.")],
-    method: Annotated[str, Option("--method", metavar="M", help=f"One of: {', '.join(METHODS)}.")] = METHODS[0],
+    method: Method = "top-down",
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted merge to the same file.")] = False,
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
@@ -328,11 +335,8 @@ def merge_workload(
     ] = "auto",
     weights: Annotated[
         Literal["auto", "fp32", "fp16", "int8", "int4"],
-        Option(
-            "--weights",
-            metavar="auto|fp32|fp16|int8|int4",
-            help="Fewest bits tried for weights; auto: int8, then int4, as far as proven without training.",
-        ),
+        Option("--weights", metavar="auto|fp32|fp16|int8|int4",
+               help="Fewest bits tried for weights; auto: int8, then int4, as far as proven without training."),
     ] = "auto",
     threads: Annotated[int | None, number_option("--threads", 1, 4096, "Torch threads of each process.")] = None,
     ray: Annotated[
@@ -340,12 +344,12 @@ def merge_workload(
     ] = None,
     seed: Seed = 0,
     **options: Any,
-) -> CommandResult:
+) -> CommandResult:  # fmt: skip
     """Share weights between the queries' models and write a bundle."""
     begun = time.monotonic()  # before torch is loaded, which takes seconds
     from gemel.bundle_summary import MergeOutcomes
     from gemel.fleet_merge import is_fleet, merge_fleet
-    from gemel.merger import MergeOptions, Recipe, Resources, merge
+    from gemel.merger import METHODS, MergeOptions, Recipe, Resources, merge
     from gemel.merger.distributed import process_group
     from gemel.merger.prices import Spending
     from gemel.models.bundle import open_bundle
@@ -356,22 +360,17 @@ def merge_workload(
     recipe, bounds = Recipe(**_select(RECIPE, options)), _select(BOUNDS, options)
     addition = _select(ADDITION, options)
     spending = Spending.parse(**_select(SPENDING, options))
+    public_key, resources = addition.get("public_key"), Resources(threads, ray)
     merge_options = MergeOptions(
-        recipe,
-        precision=precision,
-        weights=weights,
-        documents=True,
-        public_key=addition.get("public_key"),
-        resources=Resources(threads, ray),
-        spending=spending,
-        **bounds,
-    )
+        recipe, precision=precision, weights=weights, documents=True, public_key=public_key, resources=resources,
+        spending=spending, **bounds,
+    )  # fmt: skip
     if is_fleet(workload):
         if addition:
             raise InputError("--onto", "does not go together with a fleet", "merge one of its workloads")
         with show_progress() as progress:
             fleet = merge_fleet(workload, out, method, resume, seed, progress, merge_options)
-        return CommandResult(fleet.to_json(), fleet.to_text(), exit_code_of(fleet.met))
+        return result_of(fleet, fleet.met)
     load = load_workload(workload)
     limit_s = 60 * bounds["max_minutes"] if "max_minutes" in bounds else None
     with process_group() as ranks, show_progress(limit_s=limit_s) as progress:
@@ -384,7 +383,7 @@ def merge_workload(
     result = report.to_json()
     text = merge_text(result)
     judged = sum(not query.reason for query in report.queries)
-    shares = method != "none" and judged > 1
+    shares = METHODS[method].searches and judged > 1
     if shares and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing()):
         text += f"\n{why}"
     return CommandResult(result, text, exit_code_of(report.met))
@@ -407,7 +406,7 @@ def write_starting_files(
     cameras = camera or _ask_several(ask, "a camera, NAME=SOURCE")
     models = model or _ask_several(ask, "a model, FILE.onnx or FILE.onnx@CAMERA")
     written = starting_files.write_starting_files(folder, cameras, models, ask)
-    return CommandResult(written.to_json(), written.to_text())
+    return result_of(written)
 
 
 def _ask_several(ask: Callable[[str], str], what: str) -> list[str]:
@@ -433,7 +432,7 @@ def pack_files(
 
     with show_progress() as progress:
         report = pack(files, out, frames, progress, bool(accept_unproven))
-    return CommandResult(report.to_json(), report.to_text())
+    return result_of(report)
 
 
 @command(app, "prepare", uses_torch=False)
@@ -545,7 +544,7 @@ def check_config(
     from gemel import config_check
 
     found = config_check.check_config(file)
-    return CommandResult(found.to_json(), found.to_text())
+    return result_of(found)
 
 
 @command(app, "rollback", uses_torch=False)
@@ -634,12 +633,10 @@ drift_group = _group("Check whether a box still answers as its originals would, 
 
 @command(drift_group, "check", uses_torch=False)
 def check_drift(
-    spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
+    spool: SpoolFolder,
     workload: Workload,
     out: Annotated[str | None, file_option("-o --out", "Write a bundle with the failing queries reverted.")] = None,
-    bundle: Annotated[
-        str | None, file_option("--bundle", "The box's bundle (default: named in SPOOL's ledger).")
-    ] = None,
+    bundle: SpoolBundle = None,
 ) -> CommandResult:
     """Compare a box's predictions with its originals' on sampled frames; exit code 1 when a query is below target."""
     from gemel import drift
@@ -647,17 +644,15 @@ def check_drift(
 
     with show_progress() as progress:
         found = drift.check_drift(spool, workload, out, bundle, progress)
-    return CommandResult(found.to_json(), found.to_text(), exit_code_of(found.met))
+    return result_of(found, found.met)
 
 
 @command(drift_group, "mend")
 def mend_drift(
-    spool: Annotated[str, Argument(metavar="SPOOL", help="The `spool` folder of the box's config, or a copy.")],
+    spool: SpoolFolder,
     workload: Workload,
     out: Annotated[str, file_option("-o --out", "The bundle in which the failing queries have learned again.")],
-    bundle: Annotated[
-        str | None, file_option("--bundle", "The box's bundle (default: named in SPOOL's ledger).")
-    ] = None,
+    bundle: SpoolBundle = None,
 ) -> CommandResult:
     """Train norms and head of drifted queries on the sampled frames; exit code 1 when one cannot be mended."""
     from gemel.drift_mend import mend_drift
@@ -665,7 +660,7 @@ def mend_drift(
 
     with show_progress() as progress:
         found = mend_drift(spool, workload, out, bundle, progress)
-    return CommandResult(found.to_json(), found.to_text(), exit_code_of(found.met))
+    return result_of(found, found.met)
 
 
 @command(app, "simulate", CONDITIONS, uses_torch=False)
@@ -687,7 +682,7 @@ def simulate_box(
     if source is None:
         raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
     found = planner.simulate_box(source, _conditions(conditions), duration_s)
-    return CommandResult(found.to_json(), found.to_text())
+    return result_of(found)
 
 
 @command(app, "plan", CONDITIONS, uses_torch=False)
@@ -697,7 +692,7 @@ def plan_box(source: Source, **conditions: Any) -> CommandResult:
 
     plan = planner.plan_every_device if conditions["device"] == EVERY_DEVICE else planner.plan_box
     found = plan(source, _conditions(conditions))
-    return CommandResult(found.to_json(), found.to_text())
+    return result_of(found)
 
 
 @command(app, "profile", uses_torch=False)
@@ -721,7 +716,7 @@ def profile_bundle(
     with show_progress() as progress:
         found = profiler.profile_bundle(bundle, device, factory, progress=progress, engine=engine, workload=workload)
     if not share:
-        return CommandResult(found.to_json(), found.to_text())
+        return result_of(found)
     from gemel.boards import make_row
     from gemel.models.bundle import open_bundle
 
@@ -769,7 +764,7 @@ def place_fleet(
     with show_progress() as progress:
         found = find_placement(load, goal, read_placement(before) if before else {}, progress)
     found.write(out)
-    return CommandResult(found.to_json(), found.to_text(), exit_code_of(not found.unplaced))
+    return result_of(found, not found.unplaced)
 
 
 @command(app, "doctor", uses_torch=False)
@@ -782,12 +777,17 @@ def diagnose_machine(
     from gemel.doctor import diagnose
 
     found = diagnose(folder)
-    return CommandResult(found.to_json(), found.to_text())
+    return result_of(found)
 
 
 def exit_code_of(met: bool) -> ExitCode:
     """The exit code of a command whose result is as wanted, or falls short."""
     return ExitCode.DONE if met else ExitCode.SHORT
+
+
+def result_of(found: Any, met: bool = True) -> CommandResult:
+    """A value of the API as a command's result."""
+    return CommandResult(found.to_json(), found.to_text(), exit_code_of(met))
 
 
 def _conditions(options: dict[str, Any]) -> Conditions:

@@ -17,7 +17,7 @@ import numpy as np
 from gemel.edge_runtime.simulation.profile_io import describe_machine
 from gemel.models.errors import InputError
 from gemel.models.files.confined import describe_confinement
-from gemel.models.files.extras import MERGE, has_cuda
+from gemel.models.files.extras import has_cuda
 from gemel.text import table
 
 GIGA = 1e9
@@ -142,13 +142,13 @@ def _read_seconds(path: str) -> float:
 
 def _describe_engines(device: str) -> Iterator[dict[str, Any]]:
     """Each engine, whether it can run here, by what or why not, and whether it ever ran on such a device."""
-    from gemel.edge_runtime.engines.registry import ENGINES, engine_class
+    from gemel.edge_runtime.engines.base import ENGINES
 
     for name in ENGINES:
         try:
-            engine = engine_class(name)
-        except ImportError as error:
-            detail = f"{error.name} is not installed: pip install {MERGE}"
+            engine = ENGINES.find(name)
+        except InputError as error:
+            detail = f"{error.problem}: {error.hint}"
             yield {"engine": name, "available": False, "detail": detail, "proved": True}
             continue
         missing, proved = engine.missing(device), device in engine.tested_on

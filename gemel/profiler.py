@@ -107,10 +107,10 @@ def profile_bundle(
     (default: cuda if available); `engine` is as in a box config, which uses these costs if it names the same
     engine. Raises InputError for a bad bundle or an unknown engine.
     """
-    from gemel.edge_runtime.engines.registry import check_engine
+    from gemel.edge_runtime.engines.base import AUTO, ENGINES
     from gemel.edge_runtime.engines.setup import EngineRequest, engines_for
 
-    check_engine(engine, "gemel profile", "--engine")
+    ENGINES.check(engine, "gemel profile", "--engine", [AUTO])
     load = None if workload is None else _load_workload(bundle, workload)
     check_apart([("", profile_path(bundle))], [("the bundle", bundle)])
     opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)

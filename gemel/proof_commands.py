@@ -12,9 +12,9 @@ from gemel.commands import (
     Workload,
     app,
     command,
-    exit_code_of,
     file_option,
     number_option,
+    result_of,
 )
 
 
@@ -32,7 +32,7 @@ def prove_bundle(
 
     with show_progress() as progress:
         proven = api.prove(bundle, workload, answers, progress)
-    return CommandResult(proven.to_json(), proven.to_text(), exit_code_of(proven.met))
+    return result_of(proven, proven.met)
 
 
 @command(app, "review")
@@ -58,7 +58,7 @@ def review_bundle(
         asked = review.read_table(asked, table)
     elif asked.sheet.questions:
         asked = review.serve_review(asked, port, _show_address)
-    return CommandResult(asked.to_json(), asked.to_text())
+    return result_of(asked)
 
 
 def _show_address(address: str) -> None:

@@ -38,7 +38,7 @@ def check_decoder(decoder: Decoder, outputs: Sequence[np.ndarray], size: Size) -
     import torch
 
     name = type(decoder).name
-    assert DECODERS.get(name) is type(decoder), f"{name} is not registered: put @register above its class"
+    assert name in DECODERS and DECODERS[name] is type(decoder), f"{name} is no entry point of gemel.decoders"
     assert decoder.width >= 1 and all(0 <= place < len(outputs) for place in decoder.places), f"{name}: width, places"
     whole = [part.numpy() for part in decoder.decode([torch.from_numpy(output) for output in outputs], size)]
     frames, count = outputs[0].shape[0], whole[0].shape[1]
@@ -244,7 +244,7 @@ def check_method(name: str, workload: str | Path, out: str | Path) -> None:
     from gemel.models.workload import load_workload
     from gemel.models.zoo import build_query
 
-    assert name in METHODS, f"{name} is not registered: put @register_method('{name}') above it"
+    assert name in METHODS, f"{name} is no entry point of gemel.methods"
     known = load_workload(workload)
     quick = MergeOptions(recipe=Recipe(epochs=1, frames_per_epoch=16), accept_unproven=True, weights="fp32")
     report = merge(known, out, name, options=quick)

@@ -1,6 +1,5 @@
 """Offline: which layers to share, and the retraining that keeps accuracy."""
 
-from gemel.merger import methods as _methods  # noqa: F401  (fills the registry)
 from gemel.merger.config import MergeOptions, TopDownConfig
 from gemel.merger.distributed import Resources
 from gemel.merger.merge import MergeReport, QueryResult, merge

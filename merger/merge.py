@@ -88,8 +88,6 @@ from gemel.models.workload import Query, Workload, inputs_of
 LOG_SUFFIX = ".log.jsonl"
 BUDGET_OPTIONS = ("max_minutes", "max_flops")
 """The options that may differ when a merge resumes."""
-ADDING_METHODS = ("top-down", "none")
-"""The methods that leave donors of a bundle as they are."""
 storable(Evidence)
 storable(EvidenceState)
 SEARCHING = "searching what models can share"
@@ -289,8 +287,7 @@ def _check(workload: Workload, out: Path, method: str, resume: bool) -> bool:
     """Raise InputError for what can be seen before anything is loaded; whether the merge was begun before."""
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
     check_output(out, overwrite=begun)
-    if method not in METHODS:
-        raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
+    METHODS.find(method, "--method")
     for query in workload.queries:
         BundleQuery.of(query)  # refuses what a manifest has no room for
     return begun
@@ -298,9 +295,9 @@ def _check(workload: Workload, out: Path, method: str, resume: bool) -> bool:
 
 def _check_addition_options(method: str, options: MergeOptions) -> None:
     """Refuse what would change queries that stay as they are."""
-    if method not in ADDING_METHODS:
-        problem = f"'{method}' does not go together with --onto"
-        raise InputError("--method", problem, f"choose one of: {', '.join(ADDING_METHODS)}")
+    if not METHODS[method].keeps_donors:
+        hint = f"choose one of: {', '.join(one.name for one in METHODS.usable() if one.keeps_donors)}"
+        raise InputError("--method", f"'{method}' does not go together with --onto", hint)
     if options.share_prefix:
         problem = "does not go together with --onto: a common prefix changes queries that stay"
         raise InputError("--share-prefix", problem, "leave out one of them")
@@ -326,7 +323,7 @@ def _open_context(
     ctx = MergeContext(workload, seed, progress, group=group, donors=donors)
     if options.documents:
         ctx.documents |= ctx.donors.documents()
-    keeps_originals = method == "none" and not options.bits and not options.share_prefix
+    keeps_originals = not METHODS[method].searches and not options.bits and not options.share_prefix
     changes = METHODS[method].accepts and not keeps_originals
     ctx.proves, ctx.evidence_config, ctx.accept_unproven = changes, options.evidence, options.accept_unproven
     parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
@@ -373,7 +370,7 @@ def _lower_and_accept(
 ) -> Acceptance:
     """The merge in the fewest bits with which each query is accepted; originals that are back take fewer bits, too."""
     alone = None
-    if method == "top-down" and options.bits:
+    if METHODS[method].ties_identical and options.bits:
         plan = identical_sets(whole_plan(ctx, options), ctx.states_that_share())
         alone = Merged(plan, snapshots(ctx.bases), merged.networks)
     steps = lower_bits(ctx, merged, options, checkpoint, ctx.judged, "merged", alone)
@@ -472,8 +469,9 @@ def _write_bundle(
     whole = {**kept, **{record.id: record for record in records}}
     sizes = {query.id: model_bytes(query) for query in queries}
     ceiling = ceiling_with_copies(layers_of_all(queries), sizes, twins)
+    made = Made(output.workload.name, METHODS[output.method].name, ceiling)
     return write_bundle(
-        output.path, models, [whole[query.id] for query in queries], Made(output.workload.name, output.method, ceiling),
+        output.path, models, [whole[query.id] for query in queries], made,
         overwrite=output.begun, packed=packed, documents=documents, holders=holders,
     )  # fmt: skip
 

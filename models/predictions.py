@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,20 +16,27 @@ from gemel.models.measures.evidence import ShownAnswers, find_constant_answer, f
 from gemel.models.objects.masks import IGNORED, resample
 from gemel.models.preprocess import Preprocess
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 CHANCE_MARGIN = 0.10
 
 
+class FrameAnswer:
+    """What has no place in the frame."""
+
+    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> Self:
+        """The same."""
+        return self
+
+
 @dataclass(frozen=True)
-class ClassPrediction:
+class ClassPrediction(FrameAnswer):
     """One frame's class: the label, its probability, and the probabilities of all classes in order."""
 
     label: str
     score: float
     probabilities: tuple[float, ...]
-
-    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> ClassPrediction:
-        """The same: it has no place in the frame."""
-        return self
 
     def to_record(self) -> dict[str, Any]:
         """`label` and `score` of a result."""
@@ -44,15 +51,11 @@ class LabelSet:
 
 
 @dataclass(frozen=True)
-class LabelsPrediction:
+class LabelsPrediction(FrameAnswer):
     """One frame's classes, best first, and their scores."""
 
     classes: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
-
-    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> LabelsPrediction:
-        """The same: they have no place in the frame."""
-        return self
 
     def to_record(self) -> dict[str, Any]:
         """`labels` of a result."""
@@ -210,14 +213,10 @@ class IdentityLabel:
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddingPrediction:
+class EmbeddingPrediction(FrameAnswer):
     """One frame's vector, f32 (D,) of length 1."""
 
     vector: np.ndarray
-
-    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> EmbeddingPrediction:
-        """The same: it has no place in the frame."""
-        return self
 
     def to_record(self) -> dict[str, Any]:
         """`embedding` of a result: the vector as base64 of float16, little-endian."""
@@ -225,15 +224,11 @@ class EmbeddingPrediction:
 
 
 @dataclass(frozen=True, eq=False)
-class TensorPrediction:
+class TensorPrediction(FrameAnswer):
     """One frame's outputs: values, or the places of the largest ones (int64), and the `shapes` of the outputs."""
 
     values: tuple[np.ndarray, ...]
     shapes: tuple[tuple[int, ...], ...]
-
-    def in_frame(self, left: int, top: int, size: tuple[int, int]) -> TensorPrediction:
-        """The same: it has no place in the frame."""
-        return self
 
     def to_record(self) -> dict[str, Any]:
         """`outputs` of a result: of each its shape, and `argmax`, or the values as `float16` in base64.
@@ -272,12 +267,26 @@ def join_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(map(str, shapes)) or "no tensor"
 
 
+class TaskQuery(Protocol):
+    """A query of a workload or of a bundle."""
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def multi_label(self) -> bool: ...
+
+    @property
+    def agreement(self) -> str | None: ...
+
+
 class Task:
     """One kind of question.
 
     `metric` is measured against labels, `agreement` against the original's own answers. `has_threshold`: answers have
     scores, of which one is chosen from which they count: on labels, or without them the query's `min_score`, or
-    `unlabelled_threshold`. `has_background`: factories count it among the classes.
+    `unlabelled_threshold`. `has_background`: factories count it among the classes. `has_boxes`: answers are objects in
+    boxes. `has_label`: each is one class. `has_decoder`: a decoder explains the outputs of imported networks.
     `footage` says in words what evidence needs 20 of.
     """
 
@@ -287,7 +296,15 @@ class Task:
     has_threshold: bool = False
     unlabelled_threshold: float = 0.0
     has_background: bool = False
+    has_boxes: bool = False
+    has_label: bool = False
+    has_decoder: bool = False
     footage: str = "frames of each of two answers"
+
+    @classmethod
+    def of_query(cls, query: TaskQuery) -> Task:
+        """The task of a query that names this one."""
+        return cls()
 
     def predictions(
         self,

@@ -23,7 +23,6 @@ from gemel.models.files.io import (
     PathText,
     Priority,
     SlaMs,
-    TaskName,
     is_path,
     read_yaml,
 )
@@ -43,6 +42,7 @@ from gemel.models.preprocess import (
     height_width,
     side_or_sides,
 )
+from gemel.models.tasks import TaskName
 from gemel.models.zoo.hubs import HF, TIMM, is_hub_model, read_hub
 from gemel.models.zoo.user_models import check_name, check_suffix, is_external, is_model_file
 

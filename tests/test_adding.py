@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of adding: one of each kind is added here, by one registration, and works.
+"""What CONTRIBUTING.md says of adding: one of each kind is here as a stranger's package has it, and works.
 
 A kind of sink is added in tests/edge_runtime/sinks/test_registry.py.
 """
@@ -6,11 +6,15 @@ A kind of sink is added in tests/edge_runtime/sinks/test_registry.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,37 +22,44 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gemel.cli import main
-from gemel.edge_runtime import policies
-from gemel.edge_runtime.engines.registry import ENGINES
 from gemel.edge_runtime.engines.tensor_engine import TensorEngine
 from gemel.edge_runtime.life.daemon import run
 from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
 from gemel.edge_runtime.policies.gemel import GemelPolicy
 from gemel.edge_runtime.scheduler.costs import Costs
 from gemel.edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
-from gemel.merger import METHODS
 from gemel.merger.checkpoint import Checkpoint, snapshots
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
-from gemel.merger.methods.registry import register_method
+from gemel.merger.methods.registry import Method
+from gemel.models.bundle import Made, write_bundle
+from gemel.models.decoders import choose_decoder
+from gemel.models.decoders.registry import Decoder, GraphHead, Output
+from gemel.models.predictions import ClassPrediction
+from gemel.models.preprocess import Size
 from gemel.models.sharing.groups import groups
 from gemel.models.sharing.plan import SharingPlan
+from gemel.models.tasks.classification import Classification
 from gemel.models.zoo.registry import ENTRIES, register
-from gemel.testing import check_engine, check_policy
-from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
+from gemel.testing import check_decoder, check_engine, check_policy, check_task
+from tests.distributions import install
+from tests.edge_runtime.tiny import picture, tiny_bundle, trained_looking, write_clip, write_config, write_folder
+from tests.edge_runtime.tiny import query as tiny_query
 from tests.merger.tiny import write_random_weights, write_workload
 
 SERVED: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def _registries_stay_as_they_are() -> Iterator[None]:
-    registries: list[dict[str, Any]] = [ENTRIES, ENGINES, METHODS, policies.POLICIES]
-    before = [dict(registry) for registry in registries]
+def _stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A distribution whose code is this file."""
+    added = {
+        "engines": Plain, "policies": Backwards, "methods": FirstGroups, "decoders": Columns, "tasks": Parity,
+    }  # fmt: skip
+    groups = {f"gemel.{group}": {one.name: f"{__name__}:{one.__name__}"} for group, one in added.items()}
+    install(tmp_path_factory.mktemp("site"), monkeypatch, "gemel-more", groups)
     yield
-    for registry, kept in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(kept)
+    ENTRIES.pop("stripe", None)
 
 
 class Stripe(nn.Module):
@@ -79,26 +90,58 @@ class Plain(TensorEngine):
         return functional_call(self.model, self._state, (batch,))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Backwards:
-    """Turns in the reverse of the order listed, one frame each."""
+    """Turns in the reverse of the order listed."""
 
-    name: str = "backwards"
+    name = "backwards"
+    frames: int = 1
 
     def view(self, costs: Costs) -> Costs:
         return costs
 
     def plan(self, costs: Costs, specs: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
-        return Plan(tuple(reversed(list(costs.queries))), dict.fromkeys(costs.queries, 1), budget_bytes)
+        return Plan(tuple(reversed(list(costs.queries))), dict.fromkeys(costs.queries, self.frames), budget_bytes)
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         return GemelPolicy().decide(state, costs, plan)
 
 
-def first_group(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Ties the group that saves most, and retrains nothing."""
-    plan = SharingPlan.of(groups(ctx.layers)[:1])
-    return Merged(plan, snapshots(ctx.tie_models(plan, ctx.queries)))
+@dataclass(frozen=True)
+class FirstGroups(Method):
+    """Ties the groups that save most, and retrains nothing."""
+
+    name = "first-groups"
+    count: int = 1
+
+    def run(self, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+        plan = SharingPlan.of(groups(ctx.layers)[: self.count])
+        return Merged(plan, snapshots(ctx.tie_models(plan, ctx.queries)))
+
+
+@dataclass(frozen=True)
+class Columns(Decoder):
+    """Rows of a box in fractions of the input, and scores."""
+
+    name = "columns"
+    width: int = 2
+
+    @classmethod
+    def fit(cls, head: GraphHead) -> Sequence[Decoder]:
+        return [cls(head.outputs[0].shape[-1] - 4)] if head.outputs[0].shape == (9, 6) else []
+
+    def decode(self, outputs: Sequence[Any], size: Size, rows: Any = slice(None)) -> Any:
+        return outputs[0][:, rows, :4], outputs[0][:, rows, 4:]
+
+
+class Parity(Classification):
+    """Whether the place of the likeliest class is even."""
+
+    name = "parity"
+
+    def predictions(self, *args: Any, **keys: Any) -> list[ClassPrediction]:
+        found = super().predictions(*args, **keys)
+        return [replace(one, label="ab"[one.probabilities.index(one.score) % 2]) for one in found]
 
 
 def test_registered_zoo_model_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +164,6 @@ def test_registered_zoo_model_is_inspected(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_registered_engine_serves_frames(tmp_path: Path) -> None:
-    ENGINES["plain"] = (__name__, "Plain")
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     check_engine(Plain(bundle, "gate"), bundle, [picture(0), picture(1)])
     SERVED.clear()
@@ -141,23 +183,48 @@ def test_registered_engine_serves_frames(tmp_path: Path) -> None:
 
 
 def test_registered_method_merges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    register_method("first-group")(first_group)
     path = write_workload(tmp_path, frames=12)
     write_random_weights(path)
     torch.manual_seed(0)
     out = tmp_path / "box.safetensors"
-    words = ["merge", str(path), "-o", str(out), "--method", "first-group", "--weights", "fp32", "--accept-unproven"]
-    assert main([*words, "--json"]) in (0, 1)
+    words = ["merge", str(path), "-o", str(out), "--method", "first-groups:count=2", "--accept-unproven"]
+    assert main([*words, "--weights", "fp32", "--json"]) in (0, 1)
     found = json.loads(capsys.readouterr().out)
-    assert found["method"] == "first-group"
+    assert found["method"] == "first-groups:count=2"
     assert 0 < found["saved_fraction"] < found["ceiling_fraction"] and out.is_file()
 
 
 def test_registered_policy_drives_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policies.register(Backwards())
     check_policy(Backwards(), rounds=50)
     path = write_workload(tmp_path, frames=0)
-    assert main(["simulate", str(path), "--policy", "backwards", "--duration", "5", "--json"]) == 0
+    assert main(["simulate", str(path), "--policy", "backwards:frames=2", "--duration", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["policy"] == "backwards"
+    assert found["policy"] == "backwards:frames=2"
     assert all(query["processed"] > 0 for query in found["queries"])
+
+
+def test_registered_decoder_explains_outputs_that_no_other_does() -> None:
+    head = GraphHead((Output("rows", (9, 6)),), (32, 32))
+    decoder = choose_decoder("auto", head, "detection", 2, "model.onnx")
+    assert isinstance(decoder, Columns)
+    check_decoder(decoder, [np.random.default_rng(0).random((2, 9, 6), np.float32)], (32, 32))
+
+
+def test_registered_task_answers_on_a_box(tmp_path: Path) -> None:
+    model, query = trained_looking(1), tiny_query("gate", "left", task="parity")
+    write_bundle(tmp_path / "tiny.safetensors", {"gate": model}, [query], Made("tiny", "none", 0))
+    write_clip(tmp_path / "left.mp4", 3, fps=2.0)
+    run(write_config(tmp_path, cameras={"left": {"source": "left.mp4"}}))
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert lines and all(line["label"] in "ab" for line in lines)
+    logits = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    check_task(Parity(), logits, ["a", "b", "a", "b"], ("a", "b"), [(64, 48)] * 4)
+
+
+def test_command_line_names_what_strangers_add(tmp_path: Path, repository: Path) -> None:
+    site = next(path for path in sys.path if Path(path, "gemel_more-1.0.dist-info").is_dir())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(repository), site]), "COLUMNS": "200"}
+    for command, name in (("plan", "backwards"), ("merge", "first-groups")):
+        words = [sys.executable, "-m", "gemel", command, "--help"]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        assert name in done.stdout

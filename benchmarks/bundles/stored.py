@@ -158,10 +158,10 @@ def _bundle(folder: Path, name: str, weights: WeightBits) -> Any:
 
 
 def bind_engine(bundle: Any) -> Any:
+    from gemel.edge_runtime.engines.base import ENGINES
     from gemel.edge_runtime.engines.layouts import resident_arena
-    from gemel.edge_runtime.engines.registry import make_engine
 
-    engine = make_engine("torch", bundle, "one")
+    engine = ENGINES["torch"](bundle, "one")
     engine.workspace_bytes  # counted on the meta device, so before anything is bound  # noqa: B018
     resident_arena(bundle, {"one": engine})  # as the box lays them for this engine
     return engine

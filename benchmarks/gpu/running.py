@@ -12,9 +12,8 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
-from gemel.edge_runtime.engines.base import EngineError, FrameEngine
+from gemel.edge_runtime.engines.base import ENGINES, EngineError, FrameEngine
 from gemel.edge_runtime.engines.layouts import resident_arena
-from gemel.edge_runtime.engines.registry import engine_class, make_engine
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
 from gemel.edge_runtime.memory.arena import Arena
 from gemel.edge_runtime.memory.store import Store
@@ -157,10 +156,10 @@ def _check_replays(setting: Setting, found: Found, bundle: Bundle, waits: bool =
 
 def _prepare(found: Found, bundle: Bundle, name: str, setting: Setting) -> FrameEngine | None:
     query = bundle.queries[0]
-    why = engine_class(name).missing(setting.device.type)
+    why = ENGINES[name].missing(setting.device.type)
     try:
         if why is None:
-            engine = make_engine(name, bundle, query.id, setting.device)
+            engine = ENGINES[name](bundle, query.id, setting.device)
             engine.prepare()
             return engine
     except EngineError as error:

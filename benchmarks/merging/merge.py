@@ -31,7 +31,7 @@ from pathlib import Path
 
 import yaml
 
-import benchmarks.merging.rivals  # noqa: F401  (registers `ceiling` and `joint`)
+import benchmarks.merging.rivals  # noqa: F401  (adds `ceiling` and `joint`)
 from benchmarks.data.files import say
 from benchmarks.machine import machine
 from benchmarks.merging.cells import Cell, Weight, path_of, read_cells

@@ -14,11 +14,17 @@ from gemel.edge_runtime.memory.binding import Bindable, TensorOf, WaitFor, Weigh
 from gemel.models.bits import Bits
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError
+from gemel.models.plugins import Registry
 from gemel.models.predictions import Prediction
 from gemel.models.tasks import task_of
 
 FULL = "fp32"
 """The precision in which every engine computes."""
+AUTO = "auto"
+FALLBACK = "torch"
+"""Runs every architecture."""
+ONNX = "onnx"
+"""Runs networks that a bundle holds, on a processor."""
 CHECKED_FRAMES = 2
 """Frames of each query in the comparison of a joint pass with separate runs: mixed rows show from two on."""
 JointPredictions = dict[str, "list[Prediction] | Exception"]
@@ -173,6 +179,9 @@ class FrameEngine(ABC):
             height, width = frame.shape[:2]
             raise ValueError(f"roi {list(self.query.roi or ())} lies outside a frame of {width}x{height} pixels")
         return cropped
+
+
+ENGINES: Registry[type[FrameEngine]] = Registry("gemel.engines", "engine", FrameEngine)
 
 
 def runs_jointly(engines: Sequence[Engine]) -> bool:

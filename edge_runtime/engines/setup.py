@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemel.edge_runtime.engines.base import FULL, EngineError, FrameEngine
+from gemel.edge_runtime.engines.base import AUTO, ENGINES, FALLBACK, FULL, ONNX, EngineError, FrameEngine
 from gemel.edge_runtime.engines.providers import CPU, CUDA, unavailable_reason
-from gemel.edge_runtime.engines.registry import AUTO, FALLBACK, ONNX, engine_class, make_engine
 from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
 from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError, message_of, one_line
@@ -149,10 +148,11 @@ def _sessions(bundle: Bundle, request: EngineRequest, queries: Sequence[str]) ->
 def _make_engine(bundle: Bundle, query: str, name: str, request: EngineRequest) -> FrameEngine:
     if name != FALLBACK and request.precision == FULL and query not in request.overflow:
         try:
-            reason = engine_class(name).missing(request.device)
+            kind = ENGINES.find(name)
+            reason = kind.missing(request.device)
             if reason is not None:
                 raise EngineError(reason)
-            engine = make_engine(name, bundle, query, request.device)
+            engine = kind(bundle, query, request.device)
             engine.prepare()
             return engine
         except Exception as error:  # engines of others raise errors of any type
@@ -162,8 +162,8 @@ def _make_engine(bundle: Bundle, query: str, name: str, request: EngineRequest) 
     if not is_installed("torchvision"):
         raise InputError(bundle.path, f"query {query} needs torch, which is not installed", f"pip install {MERGE}")
     overflow = request.overflow.get(query, ())
-    options = {"precision": request.precision, "overflow": overflow, "overlaps": request.overlaps}
-    return make_engine(FALLBACK, bundle, query, request.device, **options)
+    options: Any = {"precision": request.precision, "overflow": overflow, "overlaps": request.overlaps}
+    return ENGINES[FALLBACK](bundle, query, request.device, **options)
 
 
 def are_paged(engines: Collection[FrameEngine]) -> bool:

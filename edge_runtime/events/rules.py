@@ -26,10 +26,10 @@ from gemel.edge_runtime.events.zones import (
 from gemel.models.bundle import BundleQuery
 from gemel.models.errors import InputError
 from gemel.models.files.io import MAX_QUERIES, Name
+from gemel.models.tasks import task_of
 
 MAX_RULES, MAX_ZONES, MAX_WINDOW = 32, 32, 100
 WINDOW_S = 0.6
-HAVE_BOXES, HAVE_LABEL = ("detection", "keypoints"), ("classification",)
 """Tasks whose answers have boxes, or one label."""
 
 
@@ -323,7 +323,7 @@ def check_rules(
 
 
 def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> None:
-    has_boxes = query.task in HAVE_BOXES
+    task = task_of(query)
     needs_boxes = {
         "tracking": own.tracking,
         "one_box": own.one_box,
@@ -332,14 +332,14 @@ def _check_task(path: Path, key: str, own: QueryRules, query: BundleQuery) -> No
         "include, exclude, areas and scores": not own.filter.is_empty,
     }
     for what, used in needs_boxes.items():
-        if used and not has_boxes:
+        if used and not task.has_boxes:
             problem = f"a query of the task {query.task} has no boxes, which {what} need"
-            raise InputError(path, problem, f"leave them out, or use a query of the task {HAVE_BOXES[0]}", key)
+            raise InputError(path, problem, "leave them out, or use a query of the task detection", key)
     classes = {name for name in own.filter.min_score if name}
     for rule in own.events:
         classes |= rule.classes
         is_label = rule.kind is EventKind.LABEL_CHANGES
-        if query.task not in (HAVE_LABEL if is_label else HAVE_BOXES) or (is_label and query.multi_label):
+        if not (task.has_label if is_label else task.has_boxes):
             needed = "one label a frame" if is_label else "boxes"
             problem = f"the event '{rule.name}' needs {needed}, which a query of the task {query.task} does not give"
             raise InputError(path, problem, "leave it out", f"{key}.events")

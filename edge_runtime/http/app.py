@@ -506,7 +506,7 @@ class BoxApp:
         held_back = list(result.held_back)
         applied: bool | Literal["partly"] = "partly" if held_back else result.reason is None
         outcome = ReloadOutcome(applied=applied, held_back=held_back or None, reason=result.reason)
-        return web.json_response(outcome.model_dump(exclude_none=True), status=200 if applied else 409)
+        return _outcome_response(outcome)
 
     async def _roll_back(self, request: web.Request) -> web.Response:
         log.info("http %s asks for the bundle before the last update", request.remote)
@@ -515,7 +515,7 @@ class BoxApp:
             outcome = ReloadOutcome(applied=True, held_back=None, reason=None)
         except InputError as error:
             outcome = ReloadOutcome(applied=False, held_back=None, reason=str(error))
-        return web.json_response(outcome.model_dump(exclude_none=True), status=200 if outcome.applied else 409)
+        return _outcome_response(outcome)
 
     async def _order_query(self, request: web.Request) -> web.Response:
         return await self._order(request, QUERY)
@@ -658,6 +658,10 @@ def _model_routes(push: PushApi, model: str, known: Responses, refused: Response
         Route("POST", f"{model}/infer", push.infer, "Ask one query about a frame.",
               {200: ("the outputs", JSON), 408: ("it came too slowly", JSON), **refused}),
     ]  # fmt: skip
+
+
+def _outcome_response(outcome: ReloadOutcome) -> web.Response:
+    return web.json_response(outcome.model_dump(exclude_none=True), status=200 if outcome.applied else 409)
 
 
 def _json_response(value: BaseModel, status: int = 200) -> web.Response:

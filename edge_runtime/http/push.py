@@ -40,6 +40,7 @@ from gemel.edge_runtime.http.kserve import (
 )
 from gemel.models.errors import InputError
 from gemel.models.files.pictures import PUSHED_FORMATS, decode_picture
+from gemel.models.tasks import task_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,6 @@ STATUSES = {
     FAILED: (500, "it failed on the frame"),
 }  # fmt: skip
 """Status and text for the reason of a frame without an answer."""
-DETECTIONS = ("detection", "keypoints")
 MODEL, VERSION = "/v2/models/{id}", "/versions/{version}"
 """The path of a query as a model, which clients may follow by a version."""
 
@@ -158,7 +158,7 @@ class PushApi:
         pushed = self._source.push_queries()
         if name is not None:
             return [self._query(name)]
-        found = [one for one in pushed.values() if one.query.task in DETECTIONS]
+        found = [one for one in pushed.values() if task_of(one.query).has_boxes]
         if not found:
             raise PushError(404, "no query detects objects in frames that come by HTTP")
         if len({one.camera.id for one in found}) > 1:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
-from gemel.edge_runtime.engines.base import FrameEngine, runs_jointly
+from gemel.edge_runtime.engines.base import AUTO, FALLBACK, FrameEngine, runs_jointly
 from gemel.edge_runtime.engines.providers import unavailable_reason
-from gemel.edge_runtime.engines.registry import AUTO, FALLBACK
 from gemel.edge_runtime.engines.setup import EngineRequest, are_paged, engines_for, held_bytes
 from gemel.edge_runtime.events.rules import check_rules
 from gemel.edge_runtime.life.config import ACCURACY, FRAMES, BoxConfig

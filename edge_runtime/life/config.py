@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gemel.edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
+from gemel.edge_runtime.engines.base import AUTO, ENGINES, ONNX
 from gemel.edge_runtime.engines.providers import has_cuda_provider
-from gemel.edge_runtime.engines.registry import AUTO, ONNX, check_engine
 from gemel.edge_runtime.events.clips import ClipConfig
 from gemel.edge_runtime.events.rules import QueryRules, RulesByQuery
 from gemel.edge_runtime.http.auth import Access, TlsFiles, is_loopback, parse_access
@@ -300,6 +300,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
     http = attempt(lambda: None if keys.http is None else _access(path, root, keys.http))
     attempt(lambda: _check_engine_keys(path, keys))
     attempt(lambda: _check_pushed(path, keys))
+    attempt(lambda: policy_named(keys.policy, str(path), "policy"))
     budget = attempt(lambda: _budget(path, keys))
     cameras = {name: attempt(partial(_camera, path, root, name, given)) for name, given in keys.cameras.items()}
     config = BoxConfig(
@@ -308,14 +309,14 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         budget_bytes=budget,
         memory_bytes=None if budget is None or keys.memory is None else parse_memory(keys.memory, str(path), "memory"),
         device=attempt(lambda: device_of(path, keys.device)),
-        engine=attempt(lambda: check_engine(keys.engine, path, "engine")),
+        engine=attempt(lambda: ENGINES.check(keys.engine, path, "engine", [AUTO])),
         cameras=cameras,
         sinks=attempt(lambda: parse_sinks(path, keys.sinks, root, keys.name)),
         spool=attempt(lambda: None if keys.spool is None else _spool(path, root, keys.spool)),
         public_key=None if keys.public_key is None else root / keys.public_key,
         http=http,
         token_file=None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file,
-        policy=attempt(lambda: policy_named(keys.policy, str(path), "policy").name),
+        policy=keys.policy,
         trace=None if keys.trace is None else root / keys.trace,
         factories=tuple(keys.factories),
         precision=keys.precision,

@@ -19,9 +19,8 @@ from typing import Annotated, Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from gemel.edge_runtime.engines.base import EngineError, FrameEngine
+from gemel.edge_runtime.engines.base import AUTO, ENGINES, FALLBACK, ONNX, EngineError, FrameEngine
 from gemel.edge_runtime.engines.mapped import open_sessions
-from gemel.edge_runtime.engines.registry import AUTO, FALLBACK, ONNX, make_engine
 from gemel.edge_runtime.frames.results import BUNDLE_DIGITS
 from gemel.edge_runtime.frames.samples import (
     SUFFIX,
@@ -369,7 +368,7 @@ def open_predictor(bundle: Bundle, query: str, engine_name: str) -> Iterator[Pre
                 raise InputError(bundle.path, f"query {query}: {error}", "build the bundle again") from error
             log.info("query %s is tried on torch: %s", query, error)
     if engine is None:
-        engine = make_engine(FALLBACK, bundle, query)
+        engine = ENGINES[FALLBACK](bundle, query)
         engine.bind({name: bundle.read(name) for name in bundle.names_in_order(query)}.__getitem__)
 
     def predict(pictures: np.ndarray, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:

@@ -19,7 +19,7 @@ from gemel.edge_runtime.capture.reconnect import CameraPhase
 from gemel.edge_runtime.capture.skipping import Skip
 from gemel.edge_runtime.capture.sources import CameraConfig
 from gemel.edge_runtime.events.clips import ClipRecorder
-from gemel.edge_runtime.events.rules import HAVE_BOXES, QueryRules
+from gemel.edge_runtime.events.rules import QueryRules
 from gemel.edge_runtime.events.stage import EventStage
 from gemel.edge_runtime.events.tracking import DEFAULT_TRACKING
 from gemel.edge_runtime.frames.part_times import PART_TIMES, Part
@@ -38,6 +38,7 @@ from gemel.edge_runtime.sinks.worker import SinkManager
 from gemel.models.bundle import BundleQuery
 from gemel.models.errors import InputError, exact_text
 from gemel.models.out_of_memory import is_out_of_memory
+from gemel.models.tasks import task_of
 
 if TYPE_CHECKING:
     from gemel.edge_runtime.http.snapshots import Observer
@@ -228,7 +229,7 @@ class Runtime:
         """What holds for a query: whether it is `on`, its `fps`, and where it has boxes `min_score` and `zones`."""
         adjusted, active = self.adjusted, self.active
         held: dict[str, Any] = {"on": query not in self.events.paused, "fps": adjusted.rates.get(query)}
-        if active.queries[query].task in HAVE_BOXES:
+        if task_of(active.queries[query]).has_boxes:
             rules = adjusted.rules.get(query, QueryRules())
             scores = dict(rules.filter.min_score)
             held |= {"min_score": scores.get("", 0.0) if scores.keys() <= {""} else scores, "zones": dict(rules.zones)}

@@ -12,10 +12,6 @@ from gemel.edge_runtime.scheduler.joint import join_queries
 from gemel.edge_runtime.scheduler.order import share_order
 from gemel.edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
-# Turns of one query passed over as too late before it is loaded ahead. 0, a load at every turn, spends on loads the
-# time in which other queries' frames would have made it; never, and a query slow to load is never run.
-PATIENCE = 2
-
 
 @dataclass(frozen=True, slots=True)
 class TurnHistory:
@@ -44,12 +40,15 @@ class GemelPolicy:
     """Queries take turns in an order in which neighbours share most bytes; only missing tensors are loaded.
 
     Batch sizes are chosen beforehand so that the worst query's frames in time are most. The most recently run query
-    is evicted first, since in a cycle its next turn is furthest away. A query passed over PATIENCE times for want of
+    is evicted first, since in a cycle its next turn is furthest away. A query passed over `patience` times for want of
     its tensors takes its turn all the same: it is loaded ahead, and its next frame finds it resident. Queries that one
     pass serves join the run of the one whose turn it is.
     """
 
-    name: str = "gemel"
+    name: str = field(default="gemel", init=False)
+    patience: int = 2
+    """0, a load at every turn, spends on loads the time in which other queries' frames would have made it; with many a
+    query that is slow to load is never run."""
 
     def view(self, costs: Costs) -> Costs:
         return costs
@@ -72,7 +71,7 @@ class GemelPolicy:
             )
             start = state.now + costs.load_s(costs.moved_bytes(missing))
             batch = batch_in_time(waiting, start, cost, plan.batches[query])
-            load_ahead = bool(missing) and cost.run_s <= cost.sla_s and turns.passed.get(query, 0) >= PATIENCE
+            load_ahead = bool(missing) and cost.run_s <= cost.sla_s and turns.passed.get(query, 0) >= self.patience
             drop += [(query, captured, DEADLINE) for captured in waiting[: batch.late]]
             if not batch.count:
                 late.append(query)

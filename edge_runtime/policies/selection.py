@@ -265,6 +265,3 @@ def expected_frames(
         times = (newest + index / fps for index in range(1, int((ends - newest) * fps) + 1))
         frames += [(at, query, at) for at in times if now < at < ends]
     return sorted(frames)
-
-
-SELECTING = SelectingPolicy()

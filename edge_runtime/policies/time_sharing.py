@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemel.edge_runtime.policies.gemel import GemelPolicy
 from gemel.edge_runtime.scheduler.batches import worst_first_batches
@@ -19,7 +19,7 @@ class TimeSharingPolicy:
     makes the difference.
     """
 
-    name: str = "time-sharing"
+    name: str = field(default="time-sharing", init=False)
 
     def view(self, costs: Costs) -> Costs:
         return unshared_costs(costs)

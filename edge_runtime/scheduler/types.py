@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gemel.edge_runtime.scheduler.costs import Costs
 from gemel.edge_runtime.scheduler.order import NextUse
@@ -144,6 +144,7 @@ class Plan:
     next_use: NextUse = field(default_factory=NextUse, repr=False)
 
 
+@runtime_checkable
 class Policy(Protocol):
     """One way to schedule. Pure: no clock, no threads, no device; the same input gives the same output."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import http.client
-import importlib
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gemel.models.errors import InputError
 from gemel.models.files.io import MAX_VALUES, read_bounded, validate
+from gemel.models.plugins import Registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,13 +33,6 @@ RECORD_BYTES, DETECTION_BYTES, VALUE_BYTES = 2000, 600, 8
 """Approximate Python memory of a record, of one detection in it, and of one value of a tensor."""
 
 MAX_PEM_BYTES = 1 << 20
-
-SINKS: dict[str, tuple[str, str]] = {
-    "jsonl": ("gemel.edge_runtime.sinks.jsonl", "JsonLinesConfig"),
-    "mqtt": ("gemel.edge_runtime.sinks.mqtt", "MqttConfig"),
-    "webhook": ("gemel.edge_runtime.sinks.webhook", "WebhookConfig"),
-}
-"""Kind -> module (imported when a config names the kind), and the class of its config."""
 
 
 class Undelivered(str, Enum):
@@ -251,6 +244,9 @@ class SinkConfig(BaseModel):
         return None
 
 
+SINKS: Registry[type[SinkConfig]] = Registry("gemel.sinks", "sink", SinkConfig)
+
+
 def host_name() -> str:
     """The name of a box that is given none."""
     return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()).strip("-") or "box"
@@ -268,11 +264,9 @@ def parse_sinks(
 
 def _parse_sink(path: Path, given: Mapping[str, Any], key: str) -> SinkConfig:
     kind = given.get("kind")
-    if not isinstance(kind, str) or kind not in SINKS:
-        problem = "this key is missing" if kind is None else f"unknown kind '{str(kind)[:40]}'"
-        raise InputError(path, problem, f"use {', '.join(SINKS)}", f"{key}.kind")
-    module, config = SINKS[kind]
-    return validate(path, given, getattr(importlib.import_module(module), config), key)
+    if kind is None:
+        raise InputError(path, "this key is missing", f"choose one of: {', '.join(SINKS.names)}", f"{key}.kind")
+    return validate(path, given, SINKS.find(str(kind), path, f"{key}.kind"), key)
 
 
 def check_authorities(ca: object | None, url: str) -> None:

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, Field
 
 from gemel.models.bits import FP32
 from gemel.models.errors import InputError, one_line, size_text
-from gemel.models.files.io import MAX_QUERIES, Exact, TaskName, read_json, validate
+from gemel.models.files.io import MAX_QUERIES, Exact, read_json, validate
+from gemel.models.tasks import TaskName
 from gemel.text import flips_text, state_text
 
 REPORT_JSON = "report.json"

@@ -20,7 +20,7 @@ from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import queries_at_target, required_ratios, tie_and_evaluate, training_flops
 from gemel.merger.events import Event
 from gemel.merger.methods.epochs import is_hopeless, train_epochs
-from gemel.merger.methods.registry import register_method
+from gemel.merger.methods.registry import Method
 from gemel.merger.outcomes import SetTrial, explain_attempts
 from gemel.merger.training.loop import Diverged
 from gemel.merger.training.recipe import Recipe
@@ -32,12 +32,6 @@ SEARCHING = "sharing one group of layers after the other"
 SEEDS_PER_ROUND = 100
 
 
-def explain_gemel(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
-    """How each group was tried."""
-    required = required_ratios(ctx, options.margin)
-    return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)
-
-
 def worthwhile_groups(ctx: MergeContext, options: MergeOptions) -> list[Group]:
     """The groups of the paper's signature that save enough, in descending order of bytes saved."""
     total = sum(model_bytes(query) for query in ctx.queries.values())
@@ -45,39 +39,48 @@ def worthwhile_groups(ctx: MergeContext, options: MergeOptions) -> list[Group]:
     return [group for group in found if group.saved_bytes >= options.min_saving * total]
 
 
-@register_method("gemel", explain_gemel)
-def gemel(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Try the groups one by one on top of what is accepted."""
-    queue = worthwhile_groups(ctx, options)
-    required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
-    checkpoint.add_row({"recipe": dict(options.recipe.__dict__), "flops": ctx.flops.total})
-    ctx.stages.announce([SEARCHING])
-    ctx.begin(SEARCHING, pieces=len(queue))
-    ceiling = sum(group.saved_bytes for group in queue)
-    started = time.monotonic() - checkpoint.seconds
-    done = checkpoint.state(Step.SEARCH)
-    if not done:
-        done.update(accepted=Merged(SharingPlan(), snapshots(ctx.originals)), rounds=0, rows=[])
-    for index in range(done["rounds"], len(queue)):
-        ctx.expect(partial(_max_search_flops, ctx, options.recipe, len(queue) - index))
-        if budget.over:
-            ctx.warn(f"time is over after {index} of {len(queue)} groups; the others were not tried")
-            break
-        with checkpoint.open_step(Step.ROUND, str(index + 1)) as step:
-            if not step.done:
-                step.value = _try_group(ctx, checkpoint, done["accepted"], queue, index, options.recipe, required)
-        accepted, rows = step.value
-        done.update(accepted=accepted, rounds=index + 1, rows=[*done["rows"], *rows])
-        checkpoint.discard(Step.ROUND, str(index + 1))
-        checkpoint.save()
-        ctx.report(
-            Event.SEARCH_ROUND, round=index + 1, rounds=len(queue), signature=queue[index].signature,
-            members=rows[-1]["kept"], saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling,
-            ratios=rows[-1]["ratios"], seconds=time.monotonic() - started,
-        )  # fmt: skip
-        ctx.stages.reach(index + 1)
-    checkpoint.log.extend(done["rows"])
-    return done["accepted"]
+class GemelSearch(Method):
+    """Groups one after the other, on top of what is accepted."""
+
+    name = "gemel"
+
+    def run(self, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+        """Try the groups one by one on top of what is accepted."""
+        queue = worthwhile_groups(ctx, options)
+        required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
+        checkpoint.add_row({"recipe": dict(options.recipe.__dict__), "flops": ctx.flops.total})
+        ctx.stages.announce([SEARCHING])
+        ctx.begin(SEARCHING, pieces=len(queue))
+        ceiling = sum(group.saved_bytes for group in queue)
+        started = time.monotonic() - checkpoint.seconds
+        done = checkpoint.state(Step.SEARCH)
+        if not done:
+            done.update(accepted=Merged(SharingPlan(), snapshots(ctx.originals)), rounds=0, rows=[])
+        for index in range(done["rounds"], len(queue)):
+            ctx.expect(partial(_max_search_flops, ctx, options.recipe, len(queue) - index))
+            if budget.over:
+                ctx.warn(f"time is over after {index} of {len(queue)} groups; the others were not tried")
+                break
+            with checkpoint.open_step(Step.ROUND, str(index + 1)) as step:
+                if not step.done:
+                    step.value = _try_group(ctx, checkpoint, done["accepted"], queue, index, options.recipe, required)
+            accepted, rows = step.value
+            done.update(accepted=accepted, rounds=index + 1, rows=[*done["rows"], *rows])
+            checkpoint.discard(Step.ROUND, str(index + 1))
+            checkpoint.save()
+            ctx.report(
+                Event.SEARCH_ROUND, round=index + 1, rounds=len(queue), signature=queue[index].signature,
+                members=rows[-1]["kept"], saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling,
+                ratios=rows[-1]["ratios"], seconds=time.monotonic() - started,
+            )  # fmt: skip
+            ctx.stages.reach(index + 1)
+        checkpoint.log.extend(done["rows"])
+        return done["accepted"]
+
+    def explain(self, ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
+        """How each group was tried."""
+        required = required_ratios(ctx, options.margin)
+        return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)
 
 
 def _max_search_flops(ctx: MergeContext, recipe: Recipe, groups: int) -> float:

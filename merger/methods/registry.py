@@ -1,10 +1,11 @@
-"""The registry of methods, and what their stages work with."""
+"""What a method is, the methods by name, and what their stages work with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import Checkpoint, Row, StepCache
@@ -15,33 +16,34 @@ from gemel.merger.events import Event
 from gemel.merger.outcomes import SetTrial
 from gemel.merger.training.recipe import Recipe
 from gemel.models.notes import add_note
+from gemel.models.plugins import Registry
 from gemel.models.sharing.plan import SharingPlan
 
-Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
-Explain = Callable[[MergeContext, MergeOptions, Sequence[Row], float], list[SetTrial]]
-"""From the context, the options, the log and the FLOPs of a finished method: how each set of layers was tried."""
+
+class Method(ABC):
+    """A way to find what queries share. The fields of its dataclass, if it is one, are its options.
+
+    `searches`: it shares anything at all. `accepts`: val accepts its result query by query. `keeps_donors`: it leaves
+    donors of a bundle as they are, so that queries can be added to it. `ties_identical`: where fewer bits undo what it
+    trained, identical weights alone are tied.
+    """
+
+    name: ClassVar[str]
+    searches: ClassVar[bool] = True
+    accepts: ClassVar[bool] = True
+    keeps_donors: ClassVar[bool] = False
+    ties_identical: ClassVar[bool] = False
+
+    @abstractmethod
+    def run(self, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+        """What is shared, and the state of each query."""
+
+    def explain(self, ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
+        """From the log and the FLOPs of a finished run: how each set of layers was tried."""
+        return []
 
 
-@dataclass(frozen=True)
-class MethodEntry:
-    """A method, how it explains the outcome of its sets, and whether val accepts its result query by query."""
-
-    run: Method
-    explain: Explain
-    accepts: bool
-
-
-METHODS: dict[str, MethodEntry] = {}
-
-
-def register_method(name: str, explain: Explain = lambda *_: [], accepts: bool = True) -> Callable[[Method], Method]:
-    """Register a method under its command-line name."""
-
-    def enter(function: Method) -> Method:
-        METHODS[name] = MethodEntry(function, explain, accepts)
-        return function
-
-    return enter
+METHODS: Registry[Method] = Registry("gemel.methods", "method", Method, makes=True)
 
 
 @dataclass(frozen=True)

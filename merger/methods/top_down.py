@@ -34,7 +34,7 @@ from gemel.merger.methods.joint_training import (
 )
 from gemel.merger.methods.ladder import NOTHING, MergeCandidate, Rung, Search, climb, report_candidate
 from gemel.merger.methods.private import max_private_flops, train_private
-from gemel.merger.methods.registry import MergeTask, prepare_task, register_method
+from gemel.merger.methods.registry import MergeTask, Method, prepare_task
 from gemel.merger.methods.substitute import Networks, donors_of_task, find_networks, queries_by_task
 from gemel.merger.methods.trunk import network_bytes, train_networks
 from gemel.merger.outcomes import SetTrial, explain_steps
@@ -44,27 +44,32 @@ from gemel.models.sharing.plan import SharingPlan
 from gemel.models.sharing.similarity import cosine_likeness, identical_sets, queries_identical
 
 
-def explain_top_down(ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
-    """How each set of the whole plan was tried; sets of settled queries needed no training."""
-    settled = {query for row in log for query in row.get("identical", ())}
-    sets = whole_plan(ctx, options).shared
-    as_they_are = [members for members in sets if members[0][0] in settled]
-    others = [members for members in sets if members[0][0] not in settled]
-    return [*map(SetTrial, as_they_are), *explain_steps(others, log, required_ratios(ctx, options.margin), flops)]
+class TopDown(Method):
+    """The steps of a ladder, the least change first; the tunables are `MergeOptions.top_down`."""
 
+    name = "top-down"
+    keeps_donors = True
+    ties_identical = True
 
-@register_method("top-down", explain_top_down)
-def top_down(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Climb the ladder; queries that share nothing keep their originals."""
-    config = options.top_down
-    task = prepare_task(ctx, SharingPlan(), options, checkpoint)
-    kin = ctx.run_on_rank0(lambda: kin_pairs(ctx.layers, ctx.states_that_share(), config.kin_similarity))
-    rungs = [rung for rung in make_rungs(options) if rung.change not in config.without]
-    ctx.stages.announce([rung.change.value for rung in rungs])
-    search = open_search(replace(task, kin=kin), options, Networks(), NOTHING)
-    if not search.layers.plan.shared and not search.best.plan.shared and len(ctx.judged) > 1:
-        ctx.warn("no two models have a layer in common that saves enough")
-    return climb(search, rungs).finish()
+    def run(self, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+        """Climb the ladder; queries that share nothing keep their originals."""
+        config = options.top_down
+        task = prepare_task(ctx, SharingPlan(), options, checkpoint)
+        kin = ctx.run_on_rank0(lambda: kin_pairs(ctx.layers, ctx.states_that_share(), config.kin_similarity))
+        rungs = [rung for rung in make_rungs(options) if rung.change not in config.without]
+        ctx.stages.announce([rung.change.value for rung in rungs])
+        search = open_search(replace(task, kin=kin), options, Networks(), NOTHING)
+        if not search.layers.plan.shared and not search.best.plan.shared and len(ctx.judged) > 1:
+            ctx.warn("no two models have a layer in common that saves enough")
+        return climb(search, rungs).finish()
+
+    def explain(self, ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
+        """How each set of the whole plan was tried; sets of settled queries needed no training."""
+        settled = {query for row in log for query in row.get("identical", ())}
+        sets = whole_plan(ctx, options).shared
+        as_they_are = [members for members in sets if members[0][0] in settled]
+        others = [members for members in sets if members[0][0] not in settled]
+        return [*map(SetTrial, as_they_are), *explain_steps(others, log, required_ratios(ctx, options.margin), flops)]
 
 
 def make_rungs(options: MergeOptions) -> list[Rung]:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from gemel.merger.objectives.base import Objective
-from gemel.merger.objectives.boxes import DetectionObjective, KeypointObjective
-from gemel.merger.objectives.classes import ClassificationObjective, EmbeddingObjective, MultiLabelObjective
-from gemel.merger.objectives.outputs import SegmentationObjective, TensorObjective
-from gemel.models.tasks import TaskQuery
-from gemel.models.tasks.tensor import AGREEMENTS
+from gemel.models.plugins import Registry
+from gemel.models.predictions import TaskQuery
 
-_OBJECTIVES: dict[str, Objective] = {
-    "classification": ClassificationObjective(),
-    "detection": DetectionObjective(),
-    "segmentation": SegmentationObjective(),
-    "keypoints": KeypointObjective(),
-    "embedding": EmbeddingObjective(),
-}
-_MULTI_LABEL = MultiLabelObjective()
-_TENSORS: dict[str | None, Objective] = {by: TensorObjective(by) for by in AGREEMENTS}
+OBJECTIVES: Registry[type[Objective]] = Registry("gemel.objectives", "objective", Objective)
 
 
 def objective_of(query: TaskQuery) -> Objective:
-    """The objective of a query."""
-    if query.multi_label:
-        return _MULTI_LABEL
-    return _TENSORS[query.agreement] if query.task == "tensor" else _OBJECTIVES[query.task]
+    """The objective of a query; InputError where its task has none."""
+    return OBJECTIVES.find(query.task, f"the task '{query.task}'").of_query(query)

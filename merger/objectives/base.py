@@ -8,11 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gemel.models.predictions import TaskQuery
 from gemel.models.preprocess import Preprocess
 
 
 class Objective:
     """How models of one task are trained. `outputs` is whatever the model's forward returns for a batch of N frames."""
+
+    @classmethod
+    def of_query(cls, query: TaskQuery) -> Objective:
+        """The objective of a query of this task."""
+        return cls()
 
     def targets(
         self,

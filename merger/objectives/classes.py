@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gemel.merger.objectives.augmentation import augment_frames
 from gemel.merger.objectives.base import Objective
 from gemel.models.device import to_device
-from gemel.models.predictions import IdentityLabel, LabelSet
+from gemel.models.predictions import IdentityLabel, LabelSet, TaskQuery
 from gemel.models.preprocess import Preprocess
 
 TEMPERATURE = 2.0
@@ -32,6 +32,11 @@ class FrameObjective(Objective):
 
 class ClassificationObjective(FrameObjective):
     """What a classifier learns."""
+
+    @classmethod
+    def of_query(cls, query: TaskQuery) -> Objective:
+        """Several labels a frame are learned otherwise."""
+        return MultiLabelObjective() if query.multi_label else cls()
 
     def targets(
         self,

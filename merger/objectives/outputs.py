@@ -14,9 +14,8 @@ from gemel.merger.objectives.augmentation import draw_changes, recolour, warp
 from gemel.merger.objectives.base import Objective
 from gemel.merger.objectives.classes import TEMPERATURE
 from gemel.models.device import to_device
-from gemel.models.files.io import Agreement
 from gemel.models.objects.masks import IGNORED
-from gemel.models.predictions import MaskLabels
+from gemel.models.predictions import MaskLabels, TaskQuery
 from gemel.models.preprocess import Preprocess
 from gemel.models.tasks.segmentation import visible_part
 from gemel.models.tasks.tensor import choice_axis
@@ -69,8 +68,13 @@ class SegmentationObjective(Objective):
 class TensorObjective(Objective):
     """What a network learns of whose outputs nothing is known but how they are compared (`models.tasks.tensor`)."""
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: str = "cosine") -> None:
         self.by = agreement
+
+    @classmethod
+    def of_query(cls, query: TaskQuery) -> Objective:
+        """By the agreement that the query names."""
+        return cls(query.agreement or "cosine")
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """There are no labels: as they are, as for classification."""

@@ -16,8 +16,9 @@ from gemel.models.bits import WIDE_CODE, Bits
 from gemel.models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from gemel.models.errors import InputError
 from gemel.models.files.documents import ParseError, parse_json
-from gemel.models.files.io import MAX_QUERIES, Agreement, Fps, Priority, SlaMs, TaskName, finite
+from gemel.models.files.io import MAX_QUERIES, Agreement, Fps, Priority, SlaMs, finite
 from gemel.models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, Region, height_width, side_or_sides
+from gemel.models.tasks import TaskName
 
 if TYPE_CHECKING:
     from gemel.models.workload import Query

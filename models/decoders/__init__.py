@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gemel.models.decoders import classifier, detr, end2end, fastestdet, nanodet, ssd, yolo, yolo_pose, yolov5, yolox  # noqa: F401
 from gemel.models.decoders.registry import DECODERS, Decoder, GraphHead, are_rivals, class_names
 from gemel.models.errors import InputError, join_names
 from gemel.models.labels.class_names import UNUSED, find_names
@@ -17,15 +16,6 @@ from gemel.models.labels.class_names import UNUSED, find_names
 AUTO = "auto"
 ULTRALYTICS_TASKS = {"detect": "detection", "classify": "classification", "segment": "detection", "obb": "detection",
                      "pose": "keypoints"}  # fmt: skip
-YOLO_WORDS, END2END_WORDS = ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1"), ("yolov10", "yolo26")
-FAMILY_WORDS = {
-    "detr": ("detr", "dfine", "deim"),
-    "yolo": YOLO_WORDS,
-    "yolo-end2end": END2END_WORDS,
-    "yolo-seg": YOLO_WORDS + END2END_WORDS,
-    "yolo-obb": YOLO_WORDS + END2END_WORDS,
-}
-"""What a file's metadata call a family, where that is not the decoder's name."""
 COCO_WIDTH, COCO_WIDTH_BY_NUMBER, IMAGENET_WIDTH = 80, 91, 1000
 MAX_SHOWN = 4
 MIN_MAP_SIDE = 16
@@ -37,14 +27,11 @@ def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | No
 
     Raises InputError for an unknown name, for one that does not fit the outputs, and where none or several fit.
     """
-    if name != AUTO and name not in DECODERS:
-        near = difflib.get_close_matches(name, DECODERS, n=1) or list(DECODERS)
-        raise InputError(
-            where, f"there is no decoder '{name}'", f"use auto or one of {join_names(near, 20)}", "decoder"
-        )
+    DECODERS.check(name, where, "decoder", [AUTO])
     if not head.outputs:
         raise InputError(where, "has no outputs", "export it again", "decoder")
-    families = [cls for cls in DECODERS.values() if name in (AUTO, cls.name) and task in (None, cls.task)]
+    asked = DECODERS.usable() if name == AUTO else [DECODERS.find(name, where, "decoder")]
+    families = [cls for cls in asked if task in (None, cls.task)]
     families = [cls for cls in families if cls.key in head.metadata or not cls.key or cls.name == name or task]
     found = [decoder for cls in families for decoder in cls.fit(head)]
     if not found:
@@ -195,7 +182,7 @@ def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[int, ..
     names, family = class_names(head.metadata), head.family.replace("-", "")
     return (
         names is not None and decoder.takes(len(names)),
-        any(word in family for word in FAMILY_WORDS.get(decoder.name, (decoder.name,))),
+        any(word in family for word in decoder.words or (decoder.name,)),
         decoder.width == count,
         decoder.width == COCO_WIDTH,
         len(decoder.places),

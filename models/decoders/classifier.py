@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float, library_of, logarithm, logit
 from gemel.models.decoders.families import PLAIN
-from gemel.models.decoders.registry import Decoder, GraphHead, order_by_weight, register
+from gemel.models.decoders.registry import Decoder, GraphHead, Outputs, order_by_weight
 from gemel.models.labels.class_names import parse
 from gemel.models.preprocess import Preprocess, Size
 
@@ -15,7 +15,6 @@ LEAST = 1e-9
 """Probabilities below count as this one: their logarithm must be finite."""
 
 
-@register
 @dataclass(frozen=True)
 class Classifier(Decoder):
     """`activation` is the last one in the graph: "Softmax", "Sigmoid", "LogSoftmax", or none where it gives logits.
@@ -60,7 +59,7 @@ class Classifier(Decoder):
             return Preprocess(size, "center-crop", **PLAIN)
         return None
 
-    def logits(self, outputs: Sequence[Array]) -> Array:
+    def logits(self, outputs: Outputs) -> Array:
         """Values (N, C) whose softmax are the probabilities of the file; of independent ones the odds' logarithm."""
         values = as_float(outputs[self.index])
         logits = as_logits(values.reshape(len(values), -1), self.activation)

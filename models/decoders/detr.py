@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from gemel.models.arrays import Array, as_float, sigmoid, softmax
-from gemel.models.decoders.families import IMAGENET, PLAIN, family_preprocess
+from gemel.models.arrays import as_float, sigmoid, softmax
+from gemel.models.decoders.families import IMAGENET, PLAIN
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Output, class_names, register
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Output, Outputs, class_names
+from gemel.models.preprocess import Size
 
 COCO_SOFTMAX = 92
 """Scores of a DETR for COCO: 91 numbers of categories, and no object."""
@@ -22,7 +23,6 @@ RF_DETR_OUTPUT = "dets"
 BOXES = ("box", RF_DETR_OUTPUT)
 
 
-@register
 @dataclass(frozen=True)
 class Detr(Decoder):
     """`boxes` and `scores` are indices of outputs, equal where one output (Q, 4 + C) has both.
@@ -32,6 +32,7 @@ class Detr(Decoder):
     """
 
     name = "detr"
+    words = ("detr", "dfine", "deim")
     nms_iou = None
     width: int
     boxes: int = 0
@@ -64,11 +65,12 @@ class Detr(Decoder):
         """As many as its classes; RF-DETR has a column more."""
         return count in (self.width, self.width - (self.has_mean and self.activation == "sigmoid"))
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+    @property
+    def preparation(self) -> Mapping[str, Any]:  # type: ignore[override]
         """Stretched; scaled by ImageNet's mean in DETR and RF-DETR, not in RT-DETR and D-FINE."""
-        return family_preprocess(metadata, size, IMAGENET if self.has_mean else PLAIN)
+        return IMAGENET if self.has_mean else PLAIN
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes as corners in fractions of the input."""
         boxes, scores = (as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores))
         boxes = boxes[..., :4]

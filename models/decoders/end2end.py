@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemel.models.arrays import Array, as_float, constant
-from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.arrays import as_float, constant
+from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
-from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, class_names, count_extra, register
+from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Outputs, class_names, count_extra
 from gemel.models.decoders.yolo import ROTATION
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.preprocess import Size
 
 COLUMNS = 6
 USUAL_WIDTH = 80
 MANY = 1000
 """More rows are candidates before suppression, as DeepStream's exporters write them."""
+END2END_WORDS = ("yolov10", "yolo26")
 CHOICES = frozenset({"ArgMax", "Cast", "ReduceMax", "TopK"})
 """What makes the class of such a candidate; without them six columns are the scores of one or two classes."""
 STRIDES = (8, 16, 32)
 
 
-@register
 @dataclass(frozen=True)
 class EndToEnd(Decoder):
     """One output of rows where `boxes` and `scores` are equal, else the two from which a top-k chose the rows.
@@ -30,6 +30,8 @@ class EndToEnd(Decoder):
     """
 
     name = "yolo-end2end"
+    preparation = YOLO
+    words = END2END_WORDS
     width: int
     boxes: int = 0
     scores: int = 0
@@ -53,11 +55,7 @@ class EndToEnd(Decoder):
         scores = [index for index, shape in enumerate(shapes) if shape[:1] == (count,) and index not in boxes[-1:]]
         return [cls(shapes[scores[0]][1], boxes[-1], scores[0])] if boxes and scores else []
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """Letterbox in the middle, values 0..1."""
-        return family_preprocess(metadata, size, YOLO)
-
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Of a row, its score under its class and 0 under the others."""
         values, scores = (as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores))
         if self.boxes == self.scores:

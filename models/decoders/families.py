@@ -24,6 +24,7 @@ PADDLE = {**IMAGENET, **OPENCV}
 YOLO = {**CENTRED, **PLAIN}
 YOLO_NAS = {**YOLO, "crop_fraction": 636 / 640}
 """super-gradients' processing of its COCO models: within 636 of 640 pixels."""
+FASTESTDET = {**PLAIN, **OPENCV, "channels": "bgr"}
 YOLOX = {**CORNERED, **PLAIN, "scale": 255, "channels": "bgr"}
 ULTRALYTICS = "Ultralytics"
 """The author in the metadata of its exporter."""

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemel.models.arrays import Array, as_float, constant, library_of, sigmoid
-from gemel.models.decoders.families import OPENCV, PLAIN, family_preprocess
+from gemel.models.arrays import as_float, constant, library_of, sigmoid
+from gemel.models.decoders.families import FASTESTDET
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, grid
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
+from gemel.models.preprocess import Size
 
 STRIDE = 16
 OBJECTNESS_POWER, CLASS_POWER = 0.6, 0.4
 
 
-@register
 @dataclass(frozen=True)
 class FastestDetMap(Decoder):
     """Objectness, box and classes of each cell."""
 
     name = "fastestdet"
+    preparation = FASTESTDET
+    has_objectness = True
     width: int
 
     @classmethod
@@ -32,11 +33,7 @@ class FastestDetMap(Decoder):
         fits = output.shape[1:] == (head.size[0] // STRIDE, head.size[1] // STRIDE)
         return [cls(output.shape[0] - 5)] if fits else []
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """Stretched, blue first, values 0..1."""
-        return family_preprocess(metadata, size, {**PLAIN, **OPENCV, "channels": "bgr"})
-
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """handle_preds of the authors' utils/tool.py."""
         cells = as_float(outputs[0])
         cells = cells.reshape(*cells.shape[:2], -1)[..., rows].swapaxes(1, 2)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -20,14 +20,14 @@ from gemel.models.decoders.detr import Detr
 from gemel.models.decoders.families import PLAIN
 from gemel.models.decoders.graph_model import GraphModel, build_model
 from gemel.models.decoders.heads import head_of
-from gemel.models.decoders.outputs import DECODED_TASKS, find_outputs
+from gemel.models.decoders.outputs import find_outputs
 from gemel.models.decoders.registry import GraphHead, class_names
 from gemel.models.errors import InputError, join_names
-from gemel.models.files.io import TaskName
 from gemel.models.labels.class_names import ASKED, UNUSED, find_other_names, parse
 from gemel.models.notes import add_note
 from gemel.models.predictor import Predictor, TensorPreprocess, add_predictor
 from gemel.models.preprocess import Preprocess, Size
+from gemel.models.tasks import TASKS
 from gemel.models.zoo.user_models import check_suffix, is_model_file
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ModelFile:
         """What the file says where the query does not; InputError where neither says it, or where they do not fit."""
         head = self._head()
         task = self.task or task_of_metadata(head.metadata)
-        if task is not None and task not in DECODED_TASKS:
+        if task is not None and not TASKS.find(task, self.path, "task").has_decoder:
             classes = self.classes or class_names(head.metadata) or ()
             raw = find_outputs(head, task, len(classes), self.path)
             self._note_unread(head, range(len(head.outputs)) if raw.index is None else (raw.index,))
@@ -124,7 +124,7 @@ class ModelFile:
                 return TypeAdapter(Preprocess).validate_python({**written, "size": head.size})
             except ValidationError as error:
                 raise InputError(self.path, f"its {GEMEL_PREPROCESS} is damaged", "export it again", "model") from error
-        if self.task not in DECODED_TASKS:
+        if not TASKS[str(self.task)].has_decoder:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
         found = chosen.preprocess(head.metadata, head.size)
@@ -187,7 +187,21 @@ def load_file(
     Its hints name the arguments of `gemel.load_model`, where those of a workload name its keys.
     """
     try:
-        return _load_with_predictor(path, classes, task, decoder, preprocess, min_score)
+        if not is_model_file(str(path)):
+            check_suffix(str(path), str(path), "")
+            hint = (
+                "give an .onnx or .pt2 file; open_bundle reads bundles, and a workload names weights and their network"
+            )
+            raise InputError(path, f"'{path.suffix}' files hold no network that is read", hint)
+        size = None if preprocess is None else preprocess.size
+        file = ModelFile(path, size, decoder, task, classes).complete()
+        preprocess = preprocess or file.preprocess()
+        if preprocess is None:
+            problem = "nothing says the mean and the deviation with which it was trained"
+            raise InputError(path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)")
+        model = file.build().eval()
+        predictor = Predictor(model, str(file.task), file.classes, TensorPreprocess(preprocess), min_score)
+        return add_predictor(model, predictor, path.name)
     except InputError as error:
         key = "" if error.key in ("model", "") else error.key
         raise type(error)(error.where, error.problem, hint_in_python(error.hint), key) from error
@@ -198,28 +212,3 @@ def hint_in_python(hint: str) -> str:
     if "input_size:" in hint:
         return "give it: preprocess=gemel.Preprocess((H, W), mean=..., std=...)"
     return YAML_KEY.sub(r"`\1='\2'`", hint)
-
-
-def _load_with_predictor(
-    path: Path,
-    classes: tuple[str, ...],
-    task: str | None,
-    decoder: str,
-    preprocess: Preprocess | None,
-    min_score: float,
-) -> FrameModel:
-    if not is_model_file(str(path)):
-        check_suffix(str(path), str(path), "")
-        hint = "give an .onnx or .pt2 file; open_bundle reads bundles, and a workload names weights and their network"
-        raise InputError(path, f"'{path.suffix}' files hold no network that is read", hint)
-    if task is not None and task not in get_args(TaskName):
-        raise InputError(path, f"there is no task '{task}'", f"choose one of: {', '.join(get_args(TaskName))}", "task")
-    size = None if preprocess is None else preprocess.size
-    file = ModelFile(path, size, decoder, task, classes).complete()
-    preprocess = preprocess or file.preprocess()
-    if preprocess is None:
-        problem = "nothing says the mean and the deviation with which it was trained"
-        raise InputError(path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)")
-    model = file.build().eval()
-    predictor = Predictor(model, str(file.task), file.classes, TensorPreprocess(preprocess), min_score)
-    return add_predictor(model, predictor, path.name)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 from gemel.models.arrays import Array, as_float, constant, library_of, sigmoid, softmax
-from gemel.models.decoders.families import MMDET, family_preprocess
+from gemel.models.decoders.families import MMDET
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions, grid
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
+from gemel.models.preprocess import Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 BINS = (8, 17)
 """Values of one distance's distribution: 0..7 in NanoDet, 0..16 in models trained with reg_max 16."""
 
 
-@register
 @dataclass(frozen=True)
 class NanoDet(Decoder):
     """`levels` are the indices of the outputs of each stride, as (scores, distances); equal where one has both.
@@ -27,6 +26,7 @@ class NanoDet(Decoder):
     """
 
     name = "nanodet"
+    preparation = MMDET
     nms_iou = 0.6
     width: int
     strides: tuple[int, ...]
@@ -47,16 +47,12 @@ class NanoDet(Decoder):
             return []
         return list(_single(head) if len(head.outputs) == 1 else _by_level(head))
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """Stretched, blue first, ImageNet's mean and deviation."""
-        return family_preprocess(metadata, size, MMDET)
-
-    def bounds(self, outputs: Sequence[Array]) -> Array:
+    def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""
         best = self._scores(outputs).max(-1)
         return best if self.has_sigmoid else sigmoid(best)
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """A side's distance is the mean of its distribution, in strides."""
         scores = as_float(self._scores(outputs)[:, rows])
         values = as_float(self._distances(outputs)[:, rows])
@@ -68,12 +64,12 @@ class NanoDet(Decoder):
         boxes = fractions(library_of(values).concatenate(sides, -1), size)
         return boxes, scores if self.has_sigmoid else sigmoid(scores)
 
-    def _scores(self, outputs: Sequence[Array]) -> Array:
+    def _scores(self, outputs: Outputs) -> Array:
         if len(self.levels) == 1:
             return outputs[0][..., : self.width]
         return library_of(outputs[0]).concatenate([outputs[scores] for scores, _ in self.levels], 1)
 
-    def _distances(self, outputs: Sequence[Array]) -> Array:
+    def _distances(self, outputs: Outputs) -> Array:
         if len(self.levels) == 1:
             return outputs[0][..., self.width :]
         return library_of(outputs[0]).concatenate([outputs[distances] for _, distances in self.levels], 1)

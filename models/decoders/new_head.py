@@ -114,14 +114,10 @@ def find_class_rows(graph: Graph, decoder: Decoder) -> dict[str, ClassRows]:
             found[path] = ClassRows(_runs(path, labels, scores.shape[-1]))
     if not found:
         raise _Unclear("no row of its last layers answers for one class alone")
-    if scores.shape[-1] == 1 and len(found) > 1 and sum(len(rows.starts) for rows in found.values()) > len(found) // 2:
-        _check_single(decoder)
-    return found
-
-
-def _check_single(decoder: Decoder) -> None:
-    if decoder.name in ("yolox", "yolov5", "fastestdet"):
+    is_single = decoder.has_objectness and scores.shape[-1] == 1 and len(found) > 1
+    if is_single and sum(len(rows.starts) for rows in found.values()) > len(found) // 2:
         raise _Unclear("its only class cannot be told from its objectness")
+    return found
 
 
 def _runs(path: str, labels: Sequence[int], width: int) -> tuple[int, ...]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemel.models.arrays import Array, library_of
 from gemel.models.decoders.classifier import as_logits
-from gemel.models.decoders.registry import GraphHead, order_by_weight
+from gemel.models.decoders.registry import GraphHead, Outputs, order_by_weight
 from gemel.models.errors import InputError
 from gemel.models.tasks import task_of
 
-DECODED_TASKS = ("detection", "classification", "keypoints")
-"""The tasks whose outputs a decoder explains."""
 HINTS = {
     "segmentation": "name all classes in `classes`, with the background; export logits, not numbers of classes",
     "embedding": "name the task `tensor` for other outputs",
@@ -33,7 +30,7 @@ class RawOutputs:
     is_single: bool = False
     name: str = "outputs"
 
-    def answer(self, outputs: Sequence[Array]) -> Array | tuple[Array, ...]:
+    def answer(self, outputs: Outputs) -> Array | tuple[Array, ...]:
         """Of all outputs what the task is about; scores as logits."""
         if self.index is None:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -12,10 +12,11 @@ from gemel.models.arrays import Array
 from gemel.models.decoders import choose_columns, choose_decoder
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.grids import ALL_ROWS, Rows
-from gemel.models.decoders.outputs import DECODED_TASKS, RawOutputs, find_outputs
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Poses
+from gemel.models.decoders.outputs import RawOutputs, find_outputs
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs, Poses
 from gemel.models.objects.candidates import MAX_CANDIDATES, BoxReader, Candidates, choose_best
 from gemel.models.preprocess import Size
+from gemel.models.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class GraphBoxes(BoxReader):
         """That of the family."""
         return self.decoder.nms_iou
 
-    def answer(self, outputs: Sequence[Array]) -> tuple[Array, ...]:
+    def answer(self, outputs: Outputs) -> tuple[Array, ...]:
         """The outputs as they are: `candidates` reads them."""
         return tuple(outputs)
 
-    def decode(self, outputs: Sequence[Array], rows: Rows = ALL_ROWS) -> Boxes | Poses:
+    def decode(self, outputs: Outputs, rows: Rows = ALL_ROWS) -> Boxes | Poses:
         """The decoder's candidates, or those in some rows, with the scores of the query's classes alone."""
         boxes, scores, *points = self.decoder.decode(outputs, self.size, rows)
         if len(self.columns) != scores.shape[-1]:
@@ -67,7 +68,7 @@ class GraphLogits:
     decoder: Classifier
     columns: tuple[int, ...]
 
-    def answer(self, outputs: Sequence[Array]) -> Array:
+    def answer(self, outputs: Outputs) -> Array:
         """The logits (N, C) of the query's classes."""
         logits = self.decoder.logits(outputs)
         if self.columns == tuple(range(logits.shape[1])):
@@ -80,7 +81,7 @@ GraphReader = GraphBoxes | GraphLogits | RawOutputs
 
 def choose_reader(head: GraphHead, decoder: str, task: str, classes: Sequence[str], where: str | Path) -> GraphReader:
     """What reads a network's outputs for a query. Raises InputError when no decoder fits, or the classes do not."""
-    if task not in DECODED_TASKS:
+    if not TASKS[task].has_decoder:
         return find_outputs(head, task, len(classes), where)
     chosen = choose_decoder(decoder, head, task, len(classes), where)
     columns = choose_columns(chosen, head.metadata, classes, where)

@@ -6,14 +6,18 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from gemel.models.arrays import Array, library_of
+from gemel.models.decoders.families import family_preprocess
 from gemel.models.decoders.grids import ALL_ROWS, Rows
 from gemel.models.graph.records import Cut
 from gemel.models.labels.class_names import find_names, parse
+from gemel.models.plugins import Registry
 from gemel.models.preprocess import Preprocess, Size
 
+Outputs = Sequence[Array]
+"""Of a network, each (N, ...)."""
 Boxes = tuple[Array, Array]
 """Boxes f32 (N, A, 4) x0 y0 x1 y1 in fractions of the network's input, and scores 0..1 (N, A, C)."""
 Poses = tuple[Array, Array, Array]
@@ -112,12 +116,17 @@ class Decoder:
     """The meaning of a network's outputs; a family is a frozen dataclass with the methods below.
 
     `width` is the number of classes that they answer with, `nms_iou` as models.objects.candidates has it. A family with
-    a `key` counts only where the metadata have it, or where the query names the decoder or its task.
+    a `key` counts only where the metadata have it, or where the query names the decoder or its task. `words` are what a
+    file's metadata call it, by default its name. `has_objectness`: a score of its own says whether there is an object.
+    `preparation` are fields of `Preprocess`.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = "detection"
     key: ClassVar[str] = ""
+    words: ClassVar[tuple[str, ...]] = ()
+    has_objectness: ClassVar[bool] = False
+    preparation: ClassVar[Mapping[str, Any] | None] = None
     nms_iou: float | None = OVERLAP
     width: int
 
@@ -142,14 +151,14 @@ class Decoder:
         return count == self.width
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """How the family prepares frames; None where nothing says it."""
-        raise NotImplementedError
+        """How the family that the metadata name, else this one, prepares frames; None where nothing says it."""
+        return family_preprocess(metadata, size, self.preparation)
 
-    def bounds(self, outputs: Sequence[Array]) -> Array | None:
+    def bounds(self, outputs: Outputs) -> Array | None:
         """At least each score of every row (N, A), where that is found faster than the scores; None decodes all."""
         return None
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes | Poses:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes | Poses:
         """The candidates of each frame, or those in some rows; a classifier's decoder has `logits` instead."""
         raise NotImplementedError
 
@@ -158,19 +167,12 @@ class Decoder:
         """Whether its objects have masks, or are rotated boxes."""
         return type(self).shapes is not Decoder.shapes
 
-    def shapes(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
+    def shapes(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
         """`corners` or `coefficients` of the same rows, as models.objects.candidates has them; none by default."""
         return {}
 
 
-DECODERS: dict[str, type[Decoder]] = {}
-Family = TypeVar("Family", bound=Decoder)
-
-
-def register(cls: type[Family]) -> type[Family]:
-    """Enter a family under its name."""
-    DECODERS[cls.name] = cls
-    return cls
+DECODERS: Registry[type[Decoder]] = Registry("gemel.decoders", "decoder", Decoder)
 
 
 def point_shape(metadata: Mapping[str, str]) -> tuple[int, int] | None:

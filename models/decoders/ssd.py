@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gemel.models.arrays import Array, as_float
 from gemel.models.decoders.families import ULTRALYTICS, YOLO, YOLO_NAS, family_preprocess
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, register
+from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, Outputs
 from gemel.models.preprocess import Preprocess, Size
 
 MIN_ROWS = 1000
@@ -22,7 +22,6 @@ TENSORFLOW = "detection_boxes"
 TENSORFLOW_ROWS = (1, 0, 3, 2)
 
 
-@register
 @dataclass(frozen=True)
 class Ssd(Decoder):
     """`boxes` and `scores` are indices of outputs; `background` columns before the classes are left out.
@@ -76,12 +75,12 @@ class Ssd(Decoder):
         own = YOLO_NAS if size == COCO_SIZE else YOLO
         return family_preprocess(metadata, size, own if self.is_yolo_nas else None)
 
-    def bounds(self, outputs: Sequence[Array]) -> Array:
+    def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""
         scores = outputs[self.scores]
         return scores[:, self.background :].max(1) if self.columns else scores[..., self.background :].max(-1)
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""
         boxes, scores = as_float(outputs[self.boxes])[:, rows], as_float(outputs[self.scores])
         scores = scores[..., rows].swapaxes(1, 2) if self.columns else scores[:, rows]

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float
-from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, count_extra, register
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs, count_extra
+from gemel.models.preprocess import Size
 
 MIN_COLUMNS = 1000
 """So many are anchors, of whatever grids."""
 STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 ROTATION = frozenset({"Cos", "Sin"})
 """What places rotated boxes."""
+WORDS = ("yolov8", "yolo9", "yolo11", "yolo12", "yolo1")
 CORNER_FAMILIES = ("yolo9", "rtmdet", "picodet", "ssd")
 """Families of LibreYOLO that export corners where Ultralytics exports centre and sides."""
 
 
-@register
 @dataclass(frozen=True)
 class Yolo(Decoder):
     """`index` is that of the output; with `rows` its axes are (A, 4 + C); columns after the classes are left out."""
 
     name = "yolo"
+    preparation = YOLO
+    words = WORDS
     nms_iou = 0.7
     width: int
     index: int = 0
@@ -48,16 +50,12 @@ class Yolo(Decoder):
                     found.append(cls(width, index, rows, head.family.startswith(CORNER_FAMILIES)))
         return found[:1]
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """Letterbox in the middle, values 0..1."""
-        return family_preprocess(metadata, size, YOLO)
-
-    def bounds(self, outputs: Sequence[Array]) -> Array:
+    def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""
         values, classes = outputs[self.index], slice(4, 4 + self.width)
         return values[..., classes].max(-1) if self.rows else values[:, classes].max(1)
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Centre and sides as corners; the scores are those of the file."""
         values = as_float(outputs[self.index])
         values = values[:, rows] if self.rows else values[..., rows].swapaxes(1, 2)

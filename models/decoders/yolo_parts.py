@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float, library_of
-from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.end2end import END2END_WORDS
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
-from gemel.models.decoders.yolo import ROTATION, STRIDES
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
+from gemel.models.decoders.yolo import ROTATION, STRIDES, WORDS
 from gemel.models.objects.outlines import rotate_boxes
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.preprocess import Size
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,13 @@ class YoloParts(Decoder):
     extras: int = 0
     nms_iou: float | None = 0.7
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """Letterbox in the middle, values 0..1."""
-        return family_preprocess(metadata, size, YOLO)
-
-    def bounds(self, outputs: Sequence[Array]) -> Array:
+    def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""
         if self.boxes == self.scores:
             return outputs[self.boxes][:, 4 : 4 + self.width].max(1)
         return outputs[self.scores].max(-1)
 
-    def split(self, outputs: Sequence[Array], rows: Rows = ALL_ROWS) -> tuple[Array, Array, Array]:
+    def split(self, outputs: Outputs, rows: Rows = ALL_ROWS) -> tuple[Array, Array, Array]:
         """Boxes (N, A, 4) as they are, scores (N, A, C) and what follows (N, A, E)."""
         if self.boxes == self.scores:
             values = as_float(outputs[self.boxes])[..., rows].swapaxes(1, 2)
@@ -46,7 +42,7 @@ class YoloParts(Decoder):
         boxes, scores, extras = (as_float(outputs[one])[:, rows] for one in (self.boxes, self.scores, self.extras))
         return boxes, scores, extras
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes in fractions of the input, and their scores."""
         boxes, scores, _ = self.split(outputs, rows)
         return fractions(corners(boxes) if self.boxes == self.scores else boxes, size), scores
@@ -74,12 +70,12 @@ def place_parts(head: GraphHead, extra: int) -> tuple[int, int, int, int, float 
     return (width, sides[-1][0], scores, extras, iou) if columns == extra else None
 
 
-@register
 @dataclass(frozen=True)
 class YoloSeg(YoloParts):
     """YOLOv8-seg to YOLO26-seg: rows end with coefficients of the `prototypes` (M, h, w), another output."""
 
     name = "yolo-seg"
+    words = WORDS + END2END_WORDS
     prototypes: int = 1
 
     @classmethod
@@ -89,17 +85,17 @@ class YoloSeg(YoloParts):
         parts = place_parts(head, head.outputs[maps[0]].shape[0]) if len(maps) == 1 else None
         return [cls(*parts, prototypes=maps[0])] if parts else []
 
-    def shapes(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
+    def shapes(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
         """The coefficients of each row."""
         return {"coefficients": self.split(outputs, rows)[2]}
 
 
-@register
 @dataclass(frozen=True)
 class YoloObb(YoloParts):
     """YOLOv8-obb to YOLO26-obb: rows end with an angle in radians; boxes are centre and sides, also after a cut."""
 
     name = "yolo-obb"
+    words = WORDS + END2END_WORDS
 
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
@@ -108,14 +104,14 @@ class YoloObb(YoloParts):
         parts = place_parts(head, 1) if turned else None
         return [cls(*parts)] if parts else []
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """The upright boxes around the turned ones."""
         corner = self.shapes(outputs, size, rows)["corners"]
         library = library_of(corner)
         low, high = (edge(corner, 2) for edge in (library.amin, library.amax))
         return library.concatenate([low, high], -1), self.split(outputs, rows)[1]
 
-    def shapes(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
+    def shapes(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Mapping[str, Array]:
         """The corners (N, A, 4, 2) in fractions of the input."""
         boxes, _, angles = self.split(outputs, rows)
         turned = rotate_boxes(boxes, angles[..., 0])

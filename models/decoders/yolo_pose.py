@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gemel.models.arrays import Array, library_of
+from gemel.models.arrays import library_of
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
-from gemel.models.decoders.registry import Decoder, GraphHead, Poses, class_names, point_shape, register
+from gemel.models.decoders.registry import Decoder, GraphHead, Outputs, Poses, class_names, point_shape
 from gemel.models.decoders.yolo import STRIDES
 from gemel.models.decoders.yolo_parts import YoloParts, place_parts
 from gemel.models.preprocess import Size
@@ -16,7 +16,6 @@ DIMS = 3
 """Values of a point where the metadata do not say it: x, y and whether it is visible."""
 
 
-@register
 @dataclass(frozen=True)
 class YoloPose(YoloParts):
     """Rows end with the points: `count` is K, `dims` is D, K x D columns."""
@@ -43,7 +42,7 @@ class YoloPose(YoloParts):
         values = shapes[0][0] - 4
         return list(_guesses(values, range(1, values) if names is None else [len(names)]))
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Poses:  # type: ignore[override]
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Poses:  # type: ignore[override]
         """Boxes and points as fractions; a point without a third value is certain."""
         points = self.split(outputs, rows)[2]
         library = library_of(points)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float
-from gemel.models.decoders.families import YOLO, family_preprocess
+from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
+from gemel.models.preprocess import Size
 
 ANCHORS = 3
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (16, 32))
 
 
-@register
 @dataclass(frozen=True)
 class YoloV5(Decoder):
     """`index` is that of the output; the maps of single levels that may stand beside it are left out."""
 
     name = "yolov5"
+    preparation = YOLO
+    has_objectness = True
     width: int
     index: int = 0
 
@@ -33,15 +34,11 @@ class YoloV5(Decoder):
                 return [cls(output.shape[1] - 5, index)]
         return []
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
-        """Letterbox in the middle, values 0..1."""
-        return family_preprocess(metadata, size, YOLO)
-
-    def bounds(self, outputs: Sequence[Array]) -> Array:
+    def bounds(self, outputs: Outputs) -> Array:
         """The objectness."""
         return outputs[self.index][..., 4]
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes are in pixels of the input."""
         values = as_float(outputs[self.index][:, rows])
         return fractions(corners(values[..., :4]), size), values[..., 4:5] * values[..., 5:]

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gemel.models.arrays import Array, as_float, library_of
-from gemel.models.decoders.families import YOLO, YOLOX, family_preprocess
+from gemel.models.decoders.families import YOLO, YOLOX
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions, grid
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, register
-from gemel.models.preprocess import Preprocess, Size
+from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
+from gemel.models.preprocess import Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 ARITHMETIC = frozenset({"Add", "Mul", "Exp", "Pow", "Sub", "Div"})
 
 
-@register
 @dataclass(frozen=True)
 class Yolox(Decoder):
     """`strides` is empty where the graph decodes; `is_yolox` is False for YOLOv6, which decodes without `Exp`."""
 
     name = "yolox"
+    has_objectness = True
     width: int
     strides: tuple[int, ...] = ()
     is_yolox: bool = True
@@ -38,15 +39,16 @@ class Yolox(Decoder):
         is_yolox = not decoded or bool(output.tail & {"Exp", "Pow"})
         return [cls(output.shape[1] - 5, () if decoded else strides, is_yolox)]
 
-    def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
+    @property
+    def preparation(self) -> Mapping[str, Any]:  # type: ignore[override]
         """YOLOX: letterbox at the top left, blue first, values 0..255."""
-        return family_preprocess(metadata, size, YOLOX if self.is_yolox else YOLO)
+        return YOLOX if self.is_yolox else YOLO
 
-    def bounds(self, outputs: Sequence[Array]) -> Array:
+    def bounds(self, outputs: Outputs) -> Array:
         """The objectness."""
         return outputs[0][..., 4]
 
-    def decode(self, outputs: Sequence[Array], size: Size, rows: Rows = ALL_ROWS) -> Boxes:
+    def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Raw: centre = (x + cell) x stride, sides = exp(w) x stride (section 2.1, and yolo_head.py)."""
         values = as_float(outputs[0][:, rows])
         boxes = values[..., :4]

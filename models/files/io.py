@@ -625,7 +625,6 @@ def is_path(source: str) -> bool:
 MAX_VALUES = 2**16
 """Values of a network's output that a result holds."""
 Agreement = Literal["argmax", "cosine", "relative-error"]
-TaskName = Literal["classification", "detection", "segmentation", "keypoints", "embedding", "tensor"]
 MAX_FAULTS = 20
 """Faults of one file that an error names."""
 MISSPELT = ("extra_forbidden", "invalid_key")

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Annotated
 
-from gemel.models.predictions import Task
-from gemel.models.tasks.classification import Classification
+from pydantic import AfterValidator
+
+from gemel.models.errors import join_names
+from gemel.models.plugins import Registry
+from gemel.models.predictions import Task, TaskQuery
 from gemel.models.tasks.detection import MIN_SCORE as MIN_SCORE
-from gemel.models.tasks.detection import Detection
-from gemel.models.tasks.embedding import Embedding
-from gemel.models.tasks.keypoints import Keypoints
-from gemel.models.tasks.multi_label import MultiLabel
-from gemel.models.tasks.segmentation import Segmentation
-from gemel.models.tasks.tensor import AGREEMENTS, Tensors
+
+TASKS: Registry[type[Task]] = Registry("gemel.tasks", "task", Task)
 
 
-class TaskQuery(Protocol):
-    """A query of a workload or of a bundle."""
-
-    @property
-    def task(self) -> str: ...
-
-    @property
-    def multi_label(self) -> bool: ...
-
-    @property
-    def agreement(self) -> str | None: ...
+def _check_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"there is no such task: choose one of {join_names(TASKS.names, 20)}")
+    return name
 
 
-_TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (Classification(), Detection(), Segmentation(), Keypoints(), Embedding(), Tensors("cosine"))
-}
-_MULTI_LABEL = MultiLabel()
-_TENSORS: dict[str | None, Task] = {by: Tensors(by) for by in AGREEMENTS}
+TaskName = Annotated[str, AfterValidator(_check_task)]
 
 
 def task_of(query: TaskQuery | str) -> Task:
     """The task of a query, or of that name."""
     if isinstance(query, str):
-        return _TASKS[query]
-    if query.multi_label:
-        return _MULTI_LABEL
-    return _TENSORS[query.agreement] if query.task == "tensor" else _TASKS[query.task]
+        return TASKS[query]()
+    return TASKS[query.task].of_query(query)

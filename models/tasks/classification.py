@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemel.models.arrays import softmax
-from gemel.models.predictions import ClassPrediction, Task
+from gemel.models.predictions import ClassPrediction, Task, TaskQuery
 from gemel.models.preprocess import Preprocess
+from gemel.models.tasks.multi_label import MultiLabel
 
 
 def mean_ratio(parts: np.ndarray, wholes: np.ndarray) -> float:
@@ -23,6 +24,12 @@ class Classification(Task):
 
     name = "classification"
     metric = agreement = "balanced_accuracy"
+    has_label = has_decoder = True
+
+    @classmethod
+    def of_query(cls, query: TaskQuery) -> Task:
+        """With several labels a frame it is another question."""
+        return MultiLabel() if query.multi_label else cls()
 
     def predictions(
         self,

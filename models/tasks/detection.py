@@ -27,7 +27,7 @@ class Detection(Task):
     name = "detection"
     overlaps = staticmethod(overlaps_of)
     metric = agreement = "f1"
-    has_threshold = has_background = True
+    has_threshold = has_background = has_boxes = has_decoder = True
     unlabelled_threshold = 0.25
     footage = "objects"
 

@@ -23,7 +23,7 @@ class MultiLabel(Task):
 
     name = "classification"
     metric = agreement = "macro_f1"
-    has_threshold = True
+    has_threshold = has_decoder = True
     unlabelled_threshold = 0.5
     footage = "frames with and as many without a class"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemel.models.files.io import Agreement
 from gemel.models.measures.evidence import ShownAnswers
-from gemel.models.predictions import Task, TensorPrediction, join_shapes
+from gemel.models.predictions import Task, TaskQuery, TensorPrediction, join_shapes
 from gemel.models.preprocess import Preprocess
 
 AGREEMENTS: tuple[Agreement, ...] = ("argmax", "cosine", "relative-error")
@@ -31,9 +31,14 @@ class Tensors(Task):
     name = "tensor"
     footage = "frames whose answers differ"
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: str = "cosine") -> None:
         self.by = agreement
         self.metric = self.agreement = f"{agreement.replace('-', '_')}_agreement"
+
+    @classmethod
+    def of_query(cls, query: TaskQuery) -> Task:
+        """By the agreement that the query names."""
+        return cls(query.agreement or "cosine")
 
     def predictions(
         self,

@@ -8,21 +8,17 @@ import re
 import pytest
 
 from gemel import testing
-from gemel.edge_runtime.engines.registry import ENGINES
-from gemel.edge_runtime.policies import POLICIES
-from gemel.edge_runtime.sinks.base import SINKS
-from gemel.merger import METHODS
-from gemel.models.decoders.registry import DECODERS
-from gemel.models.files.io import TaskName
+from gemel.models.plugins import find_entries
 from gemel.models.preprocess import NORMALISATIONS
 from tests.docs.pages import REPOSITORY
 
 DOCS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+GROUPS = ("engines", "policies", "methods", "sinks", "decoders", "tasks", "objectives")
 REGISTERED = {
-    "engine": ENGINES, "policy": POLICIES, "sink": SINKS, "method": METHODS, "decoder": DECODERS,
-    "task": TaskName.__args__, "preprocess": NORMALISATIONS,
-}  # fmt: skip
+    **{group: find_entries(f"gemel.{group}") for group in GROUPS},
+    "preprocess": NORMALISATIONS,
+}
 
 
 @pytest.mark.parametrize("kind", REGISTERED)

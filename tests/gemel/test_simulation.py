@@ -9,10 +9,9 @@ import torch
 
 from gemel.cli import main
 from gemel.edge_runtime.life.daemon import run
+from gemel.edge_runtime.policies import POLICIES
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 from tests.gemel.test_planner import workload as workload
-
-POLICIES = ("adaptive", "gemel", "time-sharing")
 
 
 def test_simulate_policies_aware_of_sharing_move_less(workload, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import benchmarks.merging.rivals  # noqa: F401  (registers the methods `ceiling` and `joint`)
+import benchmarks.merging.rivals  # noqa: F401  (adds the methods `ceiling` and `joint`)
 from gemel.merger import TopDownConfig, TrainOptions, train_originals
 from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import StepCache, snapshots

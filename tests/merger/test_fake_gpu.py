@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemel.merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from gemel.merger import METHODS, MergeOptions, Recipe, TrainOptions, merge, train_originals
 from gemel.merger.context import MergeContext
 from gemel.models.bundle import verify_bundle
 from gemel.models.workload import Workload, load_workload
@@ -19,7 +19,6 @@ from tests.merger.tiny import write_workload
 from tests.parameters import every
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
-METHODS = ("top-down", "gemel", "joint", "ceiling", "none")
 DETECTORS = (
     ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
     ("fasterrcnn_mobilenet_v3_large_320_fpn", 320),
@@ -40,7 +39,7 @@ def test_fake_gpu_reports_operations_that_mix_devices(monkeypatch: pytest.Monkey
     assert [one.split()[0] for one in mixed] == ["add", "linear"] and "test_fake_gpu.py" in mixed[0]
 
 
-@pytest.mark.parametrize("method", every(METHODS, few=("top-down",)))
+@pytest.mark.parametrize("method", every(METHODS.names, few=("top-down",)))
 def test_merge_keeps_tensors_on_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     workload = load_workload(write_workload(tmp_path, queries=3, frames=24))
     options = MergeOptions(

@@ -21,7 +21,7 @@ from gemel.merger.computed import are_alike
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.events import Change
 from gemel.merger.merge import LOG_SUFFIX, MergeReport
-from gemel.merger.methods.registry import METHODS, register_method
+from gemel.merger.methods.registry import METHODS, Method
 from gemel.merger.shipped import Shipped
 from gemel.merger.verdict import TriedModel
 from gemel.models.bits import AUTO_BITS, FP32
@@ -147,13 +147,15 @@ def test_query_that_does_not_hold_in_int4_keeps_what_it_shares_in_int8(
 def test_original_that_is_back_has_fewer_bits_too(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ruin_q0(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-        states = snapshots(ctx.originals)
-        states["q0"] = {key: torch.zeros_like(tensor) for key, tensor in states["q0"].items()}
-        return Merged(SharingPlan(), states)
+    class Ruined(Method):
+        name = "ruined"
 
-    monkeypatch.setitem(METHODS, "ruined", METHODS["none"])
-    register_method("ruined")(ruin_q0)
+        def run(self, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+            states = snapshots(ctx.originals)
+            states["q0"] = {key: torch.zeros_like(tensor) for key, tensor in states["q0"].items()}
+            return Merged(SharingPlan(), states)
+
+    monkeypatch.setitem(METHODS.added, "ruined", Ruined)
     report = merge(workload, tmp_path / "b.safetensors", "ruined", options=AUTO)
     assert any(note.startswith("q0: not proven") and "original is back" in note for note in report.notes)
     query = report.queries[0]

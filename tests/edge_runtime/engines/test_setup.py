@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gemel.edge_runtime.engines import layouts
-from gemel.edge_runtime.engines.base import EngineError
+from gemel.edge_runtime.engines.base import ENGINES, EngineError
 from gemel.edge_runtime.engines.layouts import common_format
-from gemel.edge_runtime.engines.registry import ENGINES
 from gemel.edge_runtime.engines.setup import EngineRequest, are_paged, engines_for
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
 from gemel.edge_runtime.memory.binding import WeightFormat
@@ -41,16 +40,14 @@ class Hungry(TorchEngine):
 
 @pytest.fixture
 def register(monkeypatch):
-    """Registers engines in place of the real ones."""
+    """Registers engines beside the real ones."""
 
-    def replace(*kinds: type[TorchEngine]) -> None:
-        for name in list(ENGINES):
-            monkeypatch.delitem(ENGINES, name)
+    def add(*kinds: type[TorchEngine]) -> None:
         for kind in kinds:
-            monkeypatch.setitem(ENGINES, kind.name, (kind.__module__, kind.__qualname__))
+            monkeypatch.setitem(ENGINES.added, kind.name, kind)
 
-    replace(TorchEngine, Quick, Refusing)
-    return replace
+    add(Quick, Refusing)
+    return add
 
 
 @pytest.fixture
@@ -96,6 +93,6 @@ def test_engines_for_overflow_or_lower_precision_is_torch(bundle):
 
 @pytest.mark.parametrize(("kind", "reason"), [(Refusing, "no tools"), (Hungry, "CUDA out of memory")])
 def test_engines_for_engine_that_cannot_run_falls_back_with_a_warning(bundle, register, caplog, kind, reason):
-    register(TorchEngine, kind)
+    register(kind)
     assert names(bundle, kind.name) == dict.fromkeys(QUERIES, "torch")
     assert f"{reason}; engine torch does" in caplog.text

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemel.edge_runtime.engines.layouts import unshared_store
-from gemel.edge_runtime.engines.registry import make_engine
 from gemel.edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
 from gemel.edge_runtime.life.device import Device
 from gemel.edge_runtime.memory.arena import Arena
@@ -136,7 +135,7 @@ def test_detector_boxes_are_in_pixels_of_the_whole_frame(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_is_close_and_keeps_no_weight_copy(bundle, precision):
-    engine = make_engine("torch", bundle, "gate", precision=precision)
+    engine = TorchEngine(bundle, "gate", precision=precision)
     arena = bind(engine, bundle)
     wanted, lower = reference(bundle, "gate", 1), engine.outputs([picture(1)]).float()
     assert not torch.equal(lower, wanted) and (lower - wanted).abs().max() < 0.02 * wanted.abs().max()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemel.edge_runtime.policies import DEFAULT_POLICY, POLICIES, policy_named
-from gemel.edge_runtime.policies.gemel import PATIENCE, GemelPolicy, TurnHistory
+from gemel.edge_runtime.policies.gemel import GemelPolicy, TurnHistory
 from gemel.edge_runtime.scheduler import Plan, QuerySpec, SchedulerState
 from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
 from gemel.edge_runtime.simulation.simulator import simulate
@@ -103,7 +103,7 @@ def test_gemel_load_counts_towards_the_deadline():
 
 def test_gemel_query_passed_over_twice_is_loaded_ahead():
     costs, turns = three_alike(sla_s=0.012), TurnHistory()
-    for _ in range(PATIENCE):
+    for _ in range(GemelPolicy().patience):
         decision = decide_gemel(costs, 64 * KIB, 0.0, {"a": (0.0,)}, turns=turns)
         assert decision.query is None and decision.drop == (("a", 0.0, "deadline"),)
         turns = decision.policy_state

@@ -1,4 +1,4 @@
-"""A kind of sink is one file and one registration: this file adds one."""
+"""A kind of sink is one file and one entry point: this file adds one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from gemel.edge_runtime.life.config import load_config
 from gemel.edge_runtime.life.daemon import run
-from gemel.edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig
+from gemel.edge_runtime.sinks.base import ResultMessage, Sink, SinkConfig
 from gemel.models.errors import InputError
+from tests.distributions import install
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 KEPT: dict[str, list[Mapping[str, Any]]] = {}
@@ -38,8 +39,9 @@ class Keeper(Sink):
 
 
 @pytest.fixture(autouse=True)
-def _register_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SINKS, "kept", (__name__, "KeeperConfig"))
+def _stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {"gemel.sinks": {"kept": f"{__name__}:KeeperConfig"}}
+    install(tmp_path_factory.mktemp("site"), monkeypatch, "gemel-keeper", entries)
 
 
 def test_box_writes_to_an_added_kind_of_sink(tmp_path):
@@ -59,7 +61,7 @@ def test_box_writes_to_an_added_kind_of_sink(tmp_path):
         ({"kind": "kept"}, "sinks[1].under", "missing"),
         ({"kind": "kept", "under": "x", "path": "y"}, "sinks[1].path", "unknown key"),
         ({"kind": "jsonl", "path": 3}, "sinks[1].path", "path"),
-        ({"kind": "fax"}, "sinks[1].kind", "unknown kind 'fax'; use jsonl, mqtt, webhook, kept"),
+        ({"kind": "fax"}, "sinks[1].kind", "there is no sink 'fax'; choose one of: jsonl, mqtt, webhook, kept"),
         ({"path": "y"}, "sinks[1].kind", "missing"),
     ],
 )

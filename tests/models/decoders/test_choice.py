@@ -73,7 +73,7 @@ def test_number_of_classes_asked_for_tells_layouts_apart() -> None:
         ([(2100, 8)], {}, r"fit several decoders: yolo, yolox; name one as `decoder`"),
         ([(17,)], {}, r"no decoder for detection fits the outputs output0 \[17\]"),
         ([(84, 2100)], {"name": "detr"}, r"the decoder detr does not fit the outputs output0 \[84, 2100\]"),
-        ([(84, 2100)], {"name": "yolos"}, r"there is no decoder 'yolos'; use auto or one of yolo"),
+        ([(84, 2100)], {"name": "yolos"}, r"there is no decoder 'yolos'; choose one of: auto, classifier"),
         ([], {}, r"has no outputs"),
     ],
 )
