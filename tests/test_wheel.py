@@ -46,8 +46,12 @@ def test_wheel_holds_the_packages_and_what_they_read(wheel: Path, repository: Pa
         "report/pages/page.html",
         "models/decoders/known_classes.json",
         "edge_runtime/life/box.py",
+        "models/entry_points.ini",
     ):
         assert f"gemel/{name}" in names
+    entries = zipfile.ZipFile(wheel).read(f"gemel-{version}.dist-info/entry_points.txt").decode()
+    assert "gemel = gemel.cli:main" in entries
+    assert "[gemel.sinks]\njsonl = gemel.edge_runtime.sinks.jsonl:JsonLinesConfig" in entries
 
 
 @pytest.mark.exhaustive
