@@ -124,6 +124,31 @@ def ablation_tables(cells: Sequence[Cell]) -> dict[str, Table]:
     }
 
 
+def bits_table(cells: Sequence[Cell]) -> Table:
+    """What int8 alone leaves of each workload, merging in float32, and both in the fewest bits that hold."""
+    rows = list[tuple[str, ...]]()
+    for workload, own in _by(cells, lambda cell: cell.workload):
+        by_arm = {cell.arm: cell for cell in own}
+        if by_arm.keys() < {"none", "top-down"}:
+            continue
+        alone, merged = by_arm["none"], by_arm["top-down"]
+        wide = [row["best_bytes"] for row in merged.log if "best_bytes" in row][-1]
+        bound, spent = merged.asked["options"]["max_flops"], merged.result
+        rows.append((
+            workload, _left_text(alone), f"{1 - wide / spent['bytes_before']:.3f}", _left_text(merged),
+            agreement_text([merged]), f"{spent['flops']:.1e} of {bound:.0e}", f"{spent['processor_s'] / 60:.1f}",
+        ))  # fmt: skip
+    heads = ("workload", "int8 alone", "merged in float32", "merged, fewest bits", "answers as before", "FLOPs",
+             "minutes of processor time")  # fmt: skip
+    return Table(_cells_source(cells), heads, rows)
+
+
+def _left_text(cell: Cell) -> str:
+    """The part of all bytes that is left, and the worst query."""
+    left = cell.result["bytes_after"] / cell.result["bytes_before"]
+    return f"{left:.3f}, {min(query['ratio'] for query in cell.queries):.3f}"
+
+
 def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     """Merges by workload, target and arm; the FLOPs to equal savings; each query of each merge."""
     known = read_cells(measured / "merge")
@@ -166,6 +191,7 @@ def merge_tables(measured: Path, junction: Table) -> dict[str, Table]:
     return {
         "merges": Table(source, heads, rows),
         **ablation_tables(read_cells(measured / "ablation")),
+        "bits": bits_table(read_cells(measured / "bits")),
         "summary": Table(source, heads, [newest[name] for name in order]),
         "flops": Table(
             "From the same cells",
