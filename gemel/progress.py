@@ -288,7 +288,9 @@ EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {
     "identical": lambda f: f"{f['sets']} sets of layers are identical: {size(f['saved_bytes'])} saved without training",
     "camera-prefix": _camera_prefix,
     "step": _step,
-    "left-out": lambda f: f"{f['step']}: left out, could save {size(f['possible_bytes'])} more",
+    "left-out": lambda f: (
+        f"{f['step']}: left out, could save {size(f['possible_bytes'])} more, costs {size(f['price_bytes'])}"
+    ),
     "accepted": _acceptance,
     "recipe": lambda f: f"training: learning rate {f['rate']:g}, {f['epochs']} epochs",
     "attempt": _attempt,

@@ -47,14 +47,13 @@ count as alike: noise of a camera that sees nothing move is 0.01."""
 @storable
 @dataclass(frozen=True)
 class Computed:
-    """The ranges of a query's activations, empty where all stay in float32, its ratio and agreement so.
+    """The ranges of a query's activations, empty where all stay in float32, and its ratio so.
 
     `wide` activations stay in float32 beside those that have a range; `why` is there where all of them do.
     """
 
     ranges: dict[str, ActivationRange]
     ratio: float
-    agreement: float
     wide: int = 0
     why: str = ""
 
@@ -201,7 +200,7 @@ def compute_query(
             return None
         if are_alike(frames):
             why = f"all {len(frames)} train frames that could calibrate its activations are alike"
-            return Computed({}, *ctx.ratio_and_agreement(query, model), len(ranges), why)
+            return Computed({}, ctx.ratio(query, model), len(ranges), why)
         return _fit_ranges(
             ctx, query, model, network, frames, ranges, min(required, CONFIG.kept_fraction * stored_ratio)
         )
@@ -223,15 +222,15 @@ def _fit_ranges(
     order, wide, ratio = list(ranges), 0, 0.0
     while wide <= max(1, MAX_WIDE_FRACTION * len(ranges)):
         kept = {place: ranges[place] for place in order[wide:]}
-        ratio, agreement = ctx.ratio_and_agreement(query, network.answerer(model, kept))
+        ratio = ctx.ratio(query, network.answerer(model, kept))
         if ratio >= least:
-            return Computed(kept, ratio, agreement, wide)
+            return Computed(kept, ratio, wide)
         if not wide:
             errors = measure_errors(network.build({}), network.places, ranges, frames[:1].cpu().numpy())
             order.sort(key=errors.__getitem__, reverse=True)
         wide = max(1, 2 * wide)
     why = f"in integers it reaches {ratio:.3f} of its original"
-    return Computed({}, *ctx.ratio_and_agreement(query, model), len(ranges), why)
+    return Computed({}, ctx.ratio(query, model), len(ranges), why)
 
 
 def are_alike(frames: Tensor) -> bool:

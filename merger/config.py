@@ -21,8 +21,6 @@ class TopDownConfig:
 
     without: tuple[Change, ...] = ()
     """Steps that are left out, for an ablation."""
-    min_gain: float = 0.005
-    """Part of all bytes that a step must be able to save beyond what holds."""
     network_candidates: int = 3
     """Networks compared for the next donor, and donors that may serve no query before the step ends."""
     kin_similarity: float = 0.2
@@ -31,9 +29,6 @@ class TopDownConfig:
     kin_rate: float = 0.4
     """Factor on the learning rate where models start from the mean of their weights: near to a solution that the full
     rate would leave."""
-    hard_private: float = 1 / 32
-    """Fraction of a query's shareable bytes, the lightest layers first, that stays private in a hard joint training:
-    early and depthwise layers, which tell models apart (Guo et al., AAAI 2019)."""
     hard_start: float = 0.8
     """Mean of min(1, ratio / required) before the joint training below which the merge counts as hard."""
     hard_epochs: int = 3
@@ -61,8 +56,10 @@ class MergeOptions:
     `margin` is how far above its target (as a fraction of the way to 1) a query must come where a search goes by it, on
     frames that nothing trains on. What changed is then proven (merger.proof), or has its original back; with
     `accept_unproven` a plain ratio on val accepts it, too, and it is not called proven.
-    Groups that save less than `min_saving` of all bytes are not tried. No step begins after `max_minutes`, nor after
-    `max_flops` (image passes x FLOPs, the same bound on any machine).
+    Groups that save less than `min_saving` of all bytes are not tried. `effort` is how many epochs of training (every
+    query's frames once) one percent of all bytes is worth: a step that could cost more than it could save is left out,
+    so the search ends where none is left. No step begins after `max_minutes`, nor after `max_flops` (image passes x
+    FLOPs, the same bound on any machine).
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
     smallest width in which weights are stored; auto: int8, then int4, as far as they hold without training.
@@ -76,6 +73,7 @@ class MergeOptions:
     margin: float = 0.5
     accept_unproven: bool = False
     min_saving: float = 0.0
+    effort: float = 10.0
     max_minutes: float | None = None
     max_flops: float | None = None
     share_prefix: bool = False
@@ -98,6 +96,7 @@ class MergeOptions:
             problem = f"a common prefix has weights of {FP32}: packed weights run query by query"
             raise InputError("options", problem, "leave out one of `share_prefix` and `weights`", "share_prefix")
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
+        check("effort", self.effort > 0, self.effort, "give a number above 0")
 
     @property
     def bits(self) -> tuple[Bits, ...]:

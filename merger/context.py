@@ -72,6 +72,19 @@ def recalibrate(ctx: MergeContext, query: str, model: nn.Module, frames: int) ->
     return True
 
 
+@storable
+class Ratio(float):
+    """What a search goes by; `agreement` is the part of all answers that are the original's."""
+
+    agreement: float
+
+    def __new__(cls, ratio: float, agreement: float = 0.0) -> Ratio:
+        """A ratio of a model that was evaluated."""
+        made = super().__new__(cls, ratio)
+        made.agreement = agreement
+        return made
+
+
 READING, EVALUATING = "reading the models and frames", "evaluating the originals"
 """The stages of `open`."""
 
@@ -371,16 +384,12 @@ class MergeContext:
         """
         return self.references[query].allowed is not None and not self.accept_unproven
 
-    def ratio(self, query: str, model: nn.Module) -> float:
+    def ratio(self, query: str, model: nn.Module) -> Ratio:
         """What a search goes by, on its frames: agreement with the original, or the metric over the original's."""
         answers = self.answers(query, model)
-        return self.agreement(query, answers) if self.goes_by_agreement(query) else self._metric_ratio(query, answers)
-
-    def ratio_and_agreement(self, query: str, model: nn.Module) -> tuple[float, float]:
-        """What a search goes by, and the part of all answers that are the original's."""
-        answers = self.answers(query, model)
         agreement = self.agreement(query, answers)
-        return agreement if self.goes_by_agreement(query) else self._metric_ratio(query, answers), agreement
+        by_agreement = self.goes_by_agreement(query)
+        return Ratio(agreement if by_agreement else self._metric_ratio(query, answers), agreement)
 
     def agreement(self, query: str, answers: Sequence[Prediction]) -> float:
         """The part of all answers on the frames that a search goes by that the original gives, too."""
@@ -499,11 +508,6 @@ class Merged:
     plan: SharingPlan
     states: Mapping[str, State]
     networks: Mapping[str, str] = field(default_factory=dict)
-
-    def without(self, queries: Iterable[str]) -> Merged:
-        """The queries that still share once these are out of the plan."""
-        plan = self.plan.without(*queries)
-        return Merged(plan, {query: self.states[query] for query in plan.queries()}, self.networks)
 
     def complete(self, ctx: MergeContext) -> Merged:
         """This with the base of every query that has no state."""

@@ -6,18 +6,21 @@ A model's ratio is its metric there over its original's (`MergeContext.ratio`).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from gemel.merger.checkpoint import State, Step, StepCache, storable
-from gemel.merger.config import MEASUREMENT
-from gemel.merger.context import MergeContext
-from gemel.merger.training.recipe import Recipe
+from gemel.merger.config import MEASUREMENT, MergeOptions
+from gemel.merger.context import MergeContext, Ratio
+from gemel.merger.training.recipe import Recipe, flops_a_second
+from gemel.models.sharing.layers import model_bytes
 from gemel.models.sharing.plan import SharingPlan, tie
 from gemel.models.sharing.similarity import equal_states
+from gemel.models.workload import Query
 
 
 @storable
@@ -27,6 +30,20 @@ class Evaluated:
 
     ratio: float
     settled: State
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a query keeps and computes after a step, and the part of all answers that are its original's."""
+
+    kept_bytes: int
+    flops_per_s: float
+    agreement: float
+
+    @classmethod
+    def of(cls, ctx: MergeContext, query: Query, kept_bytes: int, ratio: float) -> Price:
+        """The price of a query's network, with the ratio that it reaches."""
+        return cls(kept_bytes, flops_a_second(ctx.flops, [query]), ratio.agreement if isinstance(ratio, Ratio) else 0.0)
 
 
 def required_ratios(ctx: MergeContext, margin: float) -> dict[str, float]:
@@ -72,12 +89,12 @@ def evaluate_queries(
 
     def evaluate(_: StepCache, query: str) -> Evaluated:
         if query not in ctx.networks and equal_states(models[query].state_dict(), ctx.originals[query].state_dict()):
-            return Evaluated(1.0, {})
+            return Evaluated(Ratio(1.0, 1.0), {})
         model = copy.deepcopy(models[query]).eval()
         matched = ctx.match_scores(query, model)
         unsettled = Evaluated(ctx.ratio(query, model), matched)
         model.load_state_dict(models[query].state_dict())
-        if not settling_frames or not ctx.recalibrate(query, model, settling_frames):
+        if unsettled.ratio >= 1 or not settling_frames or not ctx.recalibrate(query, model, settling_frames):
             return unsettled
         settled = {**changed_tensors(model, models[query].state_dict()), **ctx.match_scores(query, model)}
         return max(unsettled, Evaluated(ctx.ratio(query, model), settled), key=lambda one: one.ratio)
@@ -95,6 +112,19 @@ def tie_and_evaluate(
     models = ctx.models(queries, states)
     tie(models, plan)
     return models, evaluate_queries(ctx, cache, Step.TIED, models, MEASUREMENT.recalibration_frames)
+
+
+def evaluation_flops(ctx: MergeContext) -> float:
+    """FLOPs of evaluating every query once."""
+    return sum(ctx.flops.of(ctx.queries[query]) * len(ctx.search[query]) for query in ctx.judged)
+
+
+def price_in_bytes(ctx: MergeContext, options: MergeOptions, flops: float) -> float:
+    """Bytes that a step of so many FLOPs must be able to save."""
+    root = ctx.root
+    epoch = training_flops(root, root.judged, replace(options.recipe, epochs=1))
+    percents = flops / (epoch * options.effort) if epoch * options.effort else math.inf
+    return percents / 100 * sum(map(model_bytes, root.queries.values()))
 
 
 def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe) -> float:

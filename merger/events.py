@@ -23,10 +23,10 @@ class Event(str, Enum):
     IDENTICAL = "identical"
     """queries (settled by it alone), sets, saved_bytes"""
     LEFT_OUT = "left-out"
-    """step (a Change), possible_bytes: what it could save beyond what holds is too little"""
+    """step (a Change), possible_bytes (what it could save beyond what holds), price_bytes (what it must)"""
     STEP = "step"
-    """step (a Change), query, saved_bytes (what the query saves), ratio, required, taken; of steps of bits also
-    kept_bytes, flops_per_s, agreement, in_integers, bits"""
+    """step (a Change), query, saved_bytes (what the query saves), ratio, required, taken, kept_bytes, flops_per_s,
+    agreement; of steps of bits also in_integers, bits"""
     ACCEPTED = "accepted"
     """lower_ends {query: what is shown of its ratio}, accepted, unproven and refused [queries]"""
     ATTEMPT = "attempt"

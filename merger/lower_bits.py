@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -20,16 +20,14 @@ from gemel.merger.checkpoint import Checkpoint, Step
 from gemel.merger.computed import Computed, compute_query
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
-from gemel.merger.evaluate import required_ratios
+from gemel.merger.evaluate import Price, price_in_bytes, required_ratios
 from gemel.merger.events import Change, Event
 from gemel.merger.quantize import Quantized, QuantizedWeight, max_flops, quantizable_weights, quantize
 from gemel.merger.shipped import Shipped
-from gemel.merger.training.recipe import flops_a_second
 from gemel.models.bits import AUTO_BITS, Bits
 from gemel.models.errors import join_names
 from gemel.models.notes import add_note
 from gemel.models.quantization import WIDE
-from gemel.models.sharing.layers import model_bytes
 
 LOWERING = "finding how few bits weights need"
 ROUNDING = "rounding costs too much of"
@@ -73,7 +71,9 @@ def lower_bits(
     has_packed_donors = options.documents and bool(ctx.donors.queries)
     if not queries or not (options.bits or has_packed_donors):
         return steps
-    ctx.begin(LOWERING, flops=max_flops(ctx))
+    is_auto = options.weights == AUTO_BITS
+    cost = max_flops(ctx, not is_auto)
+    ctx.begin(LOWERING, flops=cost)
     required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
     wide = ctx.for_each_query(
         checkpoint, Step.WIDE, queries, lambda _, query: ctx.ratio(query, _wide_model(ctx, merged, query)), name
@@ -83,14 +83,14 @@ def lower_bits(
         computed = _compute(task, steps[0], steps[0])
         ranges = {query: result.ranges for query, result in computed.items() if result.ranges}
         steps = [replace(steps[0], activations=ranges)]
-    total = sum(map(model_bytes, ctx.root.queries.values()))
     for bits in options.bits:
         weights = quantizable_weights(ctx, merged, bits, queries)
         before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
         possible = max(0, before - sum(weight.nbytes for weight in weights))
         change = CHANGES[bits].value
-        if options.weights == AUTO_BITS and possible <= options.top_down.min_gain * total:
-            row = {"step": change, "possible_bytes": possible, "flops": ctx.flops.total}
+        price = price_in_bytes(ctx, options, cost) if is_auto else -1.0
+        if possible <= price:
+            row = {"step": change, "possible_bytes": possible, "price_bytes": round(price), "flops": ctx.flops.total}
             ctx.report(Event.LEFT_OUT, **row)
             checkpoint.add_row(row)
             too_little = f"{bits} could save too little beyond {steps[-1].bits}"
@@ -172,9 +172,8 @@ def _report(task: BitsTask, before: Shipped, shipped: Shipped, computed: Mapping
             add_note(query, f"{result.wide} of its activations {where}; {result.why}".rstrip("; "))
         row = {
             "step": CHANGES[shipped.bits].value, "query": query, "saved_bytes": sizes[0][query] - sizes[1][query],  # type: ignore[index]
-            "ratio": ratio, "required": storage.needs[query], "taken": bool(own), "kept_bytes": sizes[1][query],
-            "flops_per_s": flops_a_second(ctx.flops, [ctx.queries[query]]),
-            "agreement": result.agreement if result else ratio if ctx.goes_by_agreement(query) else None,
+            "ratio": ratio, "required": storage.needs[query], "taken": bool(own),
+            **asdict(Price.of(ctx, ctx.queries[query], sizes[1][query], ratio)),
             "in_integers": bool(result and result.ranges), "bits": kinds,
         }  # fmt: skip
         ctx.report(Event.STEP, **row)

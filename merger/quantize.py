@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
 from gemel.merger.context import MergeContext, Merged
-from gemel.merger.evaluate import changed_tensors, training_flops
+from gemel.merger.evaluate import changed_tensors, evaluation_flops, training_flops
 from gemel.merger.methods.epochs import train_epochs
 from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
 from gemel.merger.training.loop import Diverged
@@ -142,11 +142,10 @@ def pack_models(models: Mapping[str, nn.Module], stored: Quantized) -> dict[str,
     return packed
 
 
-def max_flops(ctx: MergeContext) -> float:
+def max_flops(ctx: MergeContext, trains: bool = True) -> float:
     """About the most FLOPs that `quantize` takes."""
-    evaluations = sum(ctx.flops.of(query) * len(ctx.search[query.id]) for query in ctx.queries.values())
-    tunings = sum(training_flops(ctx, [query], CONFIG.tune) for query in ctx.queries)
-    return CONFIG.max_evaluations * evaluations + CONFIG.max_tunings * tunings
+    tunings = sum(training_flops(ctx, [query], CONFIG.tune) for query in ctx.queries) if trains else 0.0
+    return CONFIG.max_evaluations * evaluation_flops(ctx) + CONFIG.max_tunings * tunings
 
 
 def quantizable_weights(
@@ -267,7 +266,7 @@ class _Search:
         low = high = len(candidates)
         if not self.budget.over and all(best[query].ratio >= need[query] for query in short):
             low, order = 1, self._by_sensitivity(weights, candidates, short)
-        while low < high:
+        while low < high and not self.budget.over:
             middle = (low + high) // 2
             found = self._evaluate(widen(order[:middle]), sorted(short), need)
             if all(found[query].ratio >= need[query] for query in short):

@@ -172,7 +172,7 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
     for name in ("epochs", "frames_per_epoch", "rate"):
         if getattr(given, name) is not None:
             recipe = replace(recipe, **{name: getattr(given, name)})
-    names = ("margin", "accept_unproven", "min_saving", "max_flops", "weights")
+    names = ("margin", "accept_unproven", "min_saving", "effort", "max_flops", "weights")
     budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     without = TopDownConfig(without=tuple(map(Change, given.without)))
     return MergeOptions(recipe, **budget, documents=given.weights == AUTO_BITS, top_down=without)
@@ -192,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--margin", type=float)
     parser.add_argument("--accept-unproven", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--min-saving", type=float)
+    parser.add_argument("--effort", type=float, help="as in `gemel merge`")
     parser.add_argument("--weights", choices=BITS_BY_OPTION, default=FP32, help="as in `gemel merge`; default: fp32")
     parser.add_argument("--without", nargs="+", default=[], choices=STEPS, help="steps of `top-down` left out")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")

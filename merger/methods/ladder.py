@@ -1,20 +1,21 @@
 """The ladder of changes: what a search knows, the steps that it climbs, and the choice of the best.
 
 Each step proposes candidates: models that share under a plan. Steps come in ascending order of what they change in a
-model, and of what they cost. A step that could save no more than what holds already is left out; so the ladder ends
-where all that could be saved is saved, and a merge out of time keeps the best candidate so far.
+model, and of what they cost. A step that could save less than its price is left out; so the ladder ends where no step
+is worth what it costs (`--effort`), and a merge out of time keeps the best candidate so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from gemel.merger.checkpoint import Step, storable
+from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
-from gemel.merger.evaluate import queries_at_target
+from gemel.merger.evaluate import Price, price_in_bytes, queries_at_target
 from gemel.merger.events import Change, Event
 from gemel.merger.methods.registry import MergeTask
 from gemel.merger.methods.substitute import Networks
@@ -60,6 +61,7 @@ class Search:
     """
 
     task: MergeTask
+    options: MergeOptions
     layers: MergeTask
     networks: Networks
     identical: SharingPlan
@@ -67,17 +69,16 @@ class Search:
     best: MergeCandidate
 
     def offer(self, *candidates: MergeCandidate) -> Search:
-        """The search with the best of these and of what it has; what changes more must save clearly more."""
-        best = self.best
-        for candidate in map(self.join, candidates):
-            if self.saved_bytes(candidate) > self.saved_bytes(best) + self.min_gain:
-                best = candidate
-        return replace(self, best=best)
+        """The search with the best of these and of what it has; what changes more must save more."""
+        return replace(self, best=max(self.best, *map(self.join, candidates), key=self.saved_bytes))
 
-    @property
-    def min_gain(self) -> float:
-        """Bytes for which a model may change more."""
-        return self.task.config.min_gain * sum(map(model_bytes, self.task.ctx.queries.values()))
+    def gain(self, rung: Rung) -> int:
+        """Bytes that a step could save beyond the best."""
+        return max(0, rung.possible_bytes(self) - self.saved_bytes(self.best))
+
+    def price(self, rung: Rung) -> float:
+        """Bytes that a step must be able to save to be worth what it costs."""
+        return price_in_bytes(self.task.ctx, self.options, rung.max_flops(self))
 
     def join(self, candidate: MergeCandidate) -> MergeCandidate:
         """A candidate with the networks and the identical weights of the queries that it leaves alone."""
@@ -135,12 +136,12 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
     task = search.task
     for index, rung in enumerate(rungs):
         task.ctx.expect(partial(_max_flops, search, rungs[index:]))
-        possible, saved = rung.possible_bytes(search), search.saved_bytes(search.best)
-        if not _can_save(search, rung):
-            task.report(Event.LEFT_OUT, step=rung.change.value, possible_bytes=max(0, possible - saved))
+        gain, price = search.gain(rung), search.price(rung)
+        if gain <= price:
+            task.report(Event.LEFT_OUT, step=rung.change.value, possible_bytes=gain, price_bytes=round(price))
             continue
         if task.checkpoint.step(Step.RUNG_TIME, lambda: task.budget.over, rung.change.value):
-            task.report_time_over(rung.change.value, possible, saved)
+            task.report_time_over(rung.change.value, gain, 0)
             break
         task.ctx.begin(rung.change.value, flops=rung.max_flops(search))
         search = rung.run(search)
@@ -149,21 +150,17 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
     return search
 
 
-def _can_save(search: Search, rung: Rung) -> bool:
-    return rung.possible_bytes(search) - search.saved_bytes(search.best) > search.min_gain
-
-
 def _max_flops(search: Search, rungs: Iterable[Rung]) -> float:
-    return sum(rung.max_flops(search) for rung in rungs if _can_save(search, rung))
+    return sum(rung.max_flops(search) for rung in rungs if search.gain(rung) > search.price(rung))
 
 
 def report_candidate(search: Search, change: Change, candidate: MergeCandidate, least: Mapping[str, float]) -> None:
     """A row of the log for each query that a candidate changes: what it saves, its ratio, and whether it holds."""
-    ctx = search.layers.ctx
-    whole = candidate.plan.saved_bytes(ctx.substitute(candidate.networks).layers)
+    ctx = search.layers.ctx.substitute(candidate.networks)
     for query, ratio in candidate.ratios.items():
-        alone = candidate.plan.without(query).saved_bytes(ctx.substitute(candidate.networks).layers)
+        found, plan = ctx.queries[query], candidate.plan
+        saved = plan.saved_bytes(ctx.layers) - plan.without(query).saved_bytes(ctx.layers)
         search.task.report(
-            Event.STEP, step=change.value, query=query, saved_bytes=whole - alone, ratio=ratio,
-            required=least[query], taken=ratio >= least[query],
+            Event.STEP, step=change.value, query=query, saved_bytes=saved, ratio=ratio, required=least[query],
+            taken=ratio >= least[query], **asdict(Price.of(ctx, found, model_bytes(found) - saved, ratio)),
         )  # fmt: skip

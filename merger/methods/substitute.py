@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from torch import nn
 
 from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
 from gemel.merger.context import MergeContext
+from gemel.merger.evaluate import Price
 from gemel.merger.events import Answer, Change, Event
 from gemel.merger.methods.epochs import freeze_shared, train_epochs
 from gemel.merger.methods.registry import MergeTask
@@ -177,6 +178,7 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
         task.report(
             Event.STEP, step=change.value, query=query, network=donor, saved_bytes=model_bytes(ctx.queries[query]),
             ratio=tried.ratio, required=task.required[query], taken=accepted,
+            **asdict(Price.of(ctx, answered_by(ctx.queries[query], ctx.query(donor)), 0, tried.ratio)),
         )  # fmt: skip
     return Networks(donors, states)
 

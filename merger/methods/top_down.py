@@ -19,7 +19,7 @@ from functools import partial
 from gemel.merger.checkpoint import Checkpoint, Row, Step, snapshots
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
-from gemel.merger.evaluate import all_met, required_ratios
+from gemel.merger.evaluate import all_met, evaluation_flops, required_ratios
 from gemel.merger.events import Change, Event
 from gemel.merger.init.average import kin_pairs, set_similarity
 from gemel.merger.init.start import Start, prepare_start
@@ -89,7 +89,7 @@ def open_search(task: MergeTask, options: MergeOptions, networks: Networks, tied
         identical = identical_sets(whole, ctx.states_that_share())
         settled = queries_identical(whole, identical) & ctx.queries.keys()
     layers = replace(task, ctx=ctx, plan=whole.without(*settled))
-    search = Search(task, layers, networks, identical, tied, NOTHING)
+    search = Search(task, options, layers, networks, identical, tied, NOTHING)
     search = search.offer(NOTHING)
     if identical.shared:
         saved = search.saved_bytes(search.best)
@@ -120,7 +120,8 @@ class NetworkRung:
     def max_flops(self, search: Search) -> float:
         """Of training each query alone."""
         task = search.task
-        return min(self.trains * max_private_flops(task), task.budget.flops_left)
+        evaluations = task.config.network_candidates * evaluation_flops(task.ctx)
+        return min(evaluations + self.trains * max_private_flops(task), task.budget.flops_left)
 
     def run(self, search: Search) -> Search:
         """The search with the networks that hold."""
@@ -147,8 +148,7 @@ class MeanRung:
 
     def max_flops(self, search: Search) -> float:
         """Of the evaluations."""
-        ctx = search.layers.ctx
-        return 8 * sum(ctx.flops.of(ctx.queries[query]) * len(ctx.search[query]) for query in ctx.judged)
+        return 8 * evaluation_flops(search.layers.ctx)
 
     def run(self, search: Search) -> Search:
         """The search with the most sets that hold."""
@@ -162,7 +162,8 @@ class MeanRung:
             candidates.append(tied)
             return all_met(tied.ratios, task.required), tied
 
-        bisect_options(len(sets), attempt, lambda: task.budget.over)
+        if not attempt(0)[0]:
+            bisect_options(len(sets), attempt, lambda: task.budget.over)
         if not candidates:
             return search
         holding = [candidate.holding(task.required) for candidate in candidates]
@@ -270,9 +271,9 @@ class HalfRung:
     def run(self, search: Search) -> Search:
         """The search with the last round that saved more."""
         task, private = search.layers, 1.0
-        while (private := private / 2) >= task.config.hard_private and not task.budget.over:
-            plan, before = plan_without(task.plan, light_layers(task, private)), search.saved_bytes(search.best)
-            if search.possible_bytes(plan) <= before:
+        while any((light := light_layers(task, private := private / 2)).values()) and not task.budget.over:
+            plan, before = plan_without(task.plan, light), search.saved_bytes(search.best)
+            if search.possible_bytes(plan) - before <= search.price(self):
                 continue
             search = train_layers(search, self.change, plan, str(private))
             if search.saved_bytes(search.best) <= before:

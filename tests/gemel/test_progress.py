@@ -47,8 +47,8 @@ SENTENCES = [
     ("step", {"step": "shared layers, trained", "query": "gate", "saved_bytes": 9, "ratio": 0.9, "required": 0.95,
               "taken": False},
      "gate                 shared layers, trained                        9 bytes  0.900  not taken: 0.950 is required"),
-    ("left-out", {"step": "shared layers, trained", "possible_bytes": 9},
-     "shared layers, trained: left out, could save 9 bytes more"),
+    ("left-out", {"step": "shared layers, trained", "possible_bytes": 9, "price_bytes": 10},
+     "shared layers, trained: left out, could save 9 bytes more, costs 10 bytes"),
     ("step", INT8,
      "gate                 weights in int8                               1.0 MiB  0.990  taken; keeps 512.0 KiB, "
      "2 GFLOP/s, answers as before 98.5 %, in integers"),

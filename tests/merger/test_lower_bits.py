@@ -64,7 +64,7 @@ def test_default_merge_is_proven_in_fewer_bits_and_computed_so(workload: Workloa
 
 
 def test_step_that_could_save_too_little_is_left_out_and_named(workload: Workload, tmp_path: Path) -> None:
-    options = replace(AUTO, top_down=replace(TopDownConfig(), min_gain=0.3))
+    options = replace(AUTO, effort=0.04)
     report = merge_originals(workload, tmp_path, options)
     assert {query.bits for query in report.queries} == {"int8"}
     assert all(query.why_bits == "int4 could save too little beyond int8" for query in report.queries)

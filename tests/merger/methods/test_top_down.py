@@ -95,6 +95,15 @@ def test_models_without_common_layers_keep_their_originals(workload: Workload, t
     assert report.saved_fraction < 0.01 and any("no two models have a layer in common" in text for text in report.notes)
 
 
+def test_step_that_costs_more_than_it_could_save_is_left_out(workload: Workload, tmp_path: Path) -> None:
+    out = tmp_path / "b.safetensors"
+    report = merge(workload, out, options=replace(QUICK, effort=1e-3))
+    assert report.saved_fraction < 0.01
+    left_out = [row for row in rows_of(out) if "possible_bytes" in row]
+    assert {row["step"] for row in left_out} >= {Change.PRIVATE.value, Change.LAYERS.value}
+    assert all(row["possible_bytes"] < row["price_bytes"] for row in left_out if row["possible_bytes"])
+
+
 def test_unshared_query_has_its_original_bit_by_bit(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
