@@ -29,6 +29,15 @@ def test_readme_make_commands_exist(repository: Path):
     assert asked <= make_targets(repository)
 
 
+def test_demo_takes_the_same_time_wherever_it_is_told(repository: Path, capsys: pytest.CaptureFixture[str]):
+    from gemel.cli import parse_command
+
+    assert parse_command(["demo", "--help"]) == 0
+    texts = [*((repository / name).read_text() for name in ("README.md", "Makefile")), capsys.readouterr().out]
+    told = [re.findall(r"about (\w+) minutes", " ".join(text.split())) for text in texts]
+    assert told == [["five"]] * 3
+
+
 def test_makefile_required_targets_exist(repository: Path):
     assert {"demo", "test", "test-all", "lint", "real"} <= make_targets(repository)
 

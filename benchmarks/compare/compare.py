@@ -1,10 +1,11 @@
 """The same files, several ways: `make compare`.
 
-    python -m benchmarks.compare.compare [--workload detectors] [--way sessions] [--again] [--minutes 8]
+    python -m benchmarks.compare.compare [--workload detectors] [--way sessions] [--again] [--minutes 4]
 
 Makes the files (`benchmarks.compare.files`), an environment for each rival and what each way serves, then measures each
 way of each workload in a process of its own (`child.py`). A row that stands in `benchmarks/measured/compare` is not
-measured again. Needs the footage, and package indexes for what rivals are installed from. `--quick` leaves out merges.
+measured again. Needs the footage, and package indexes for what rivals are installed from. `--quick` leaves out merges;
+`--prepare` only makes what is measured.
 """
 
 from __future__ import annotations
@@ -56,12 +57,15 @@ WAYS = {
     "openvino": Way("openvino", ("openvino", "numpy")),
     "litserve": Way("litserve", (*ONNX_RUNTIME, "litserve", "python-multipart"), replayed=False),
     "packed": Way("gemel", GEMEL, "pack"),
-    "packed-int8": Way("gemel", GEMEL, "pack-int8"),
+    "packed-bits": Way("gemel", GEMEL, "pack-bits"),
     "box": Way("box", GEMEL, "pack", replayed=False),
     "merged": Way("gemel", GEMEL, "merge"),
-    "merged-int8": Way("gemel", GEMEL, "merge-int8"),
+    "merged-bits": Way("gemel", GEMEL, "merge-bits"),
 }
-MERGES = ("merge", "merge-int8")
+MERGES = {
+    "pack-bits": ("--method", "none"), "merge": ("--weights", "fp32"), "merge-bits": (),
+}  # fmt: skip
+"""Options of `gemel merge`, whose default is the fewest bits that hold."""
 
 
 class Comparison:
@@ -112,12 +116,10 @@ class Comparison:
         if kind == "pack":
             run([*gemel, "pack", *self.files.values(), "-o", str(bundle)])
             return
-        compress = ["--weights", "int8"] if kind.endswith("int8") else []
-        method = ["--method", "none"] if kind == "pack-int8" else ["--max-minutes", str(self.minutes)]
-        self._write_workload(target / "workload.yaml")
-        run(
-            [*gemel, "merge", str(target / "workload.yaml"), "-o", str(bundle), "--accept-unproven", *compress, *method]
-        )
+        workload = target / "workload.yaml"
+        self._write_workload(workload)
+        options = ["--accept-unproven", "--max-minutes", str(self.minutes), *MERGES[kind]]
+        run([*gemel, "merge", str(workload), "-o", str(bundle), *options])
 
     def _write_workload(self, path: Path) -> None:
         cameras, queries = {}, []
@@ -223,6 +225,11 @@ def compare(workload: str, names: Sequence[str], options: argparse.Namespace) ->
     """Measure the rows of a workload that are missing, and of detectors those of the replay."""
     comparison = Comparison(workload, options.out, options.minutes)
     names = [name for name in names if not (options.quick and WAYS[name].make in MERGES)]
+    if options.prepare:
+        for name in names:
+            comparison.make(WAYS[name])
+            comparison.environment(WAYS[name])
+        return
     for name in _missing(workload, names, options.again):
         started = time.monotonic()
         write_row(workload, name, comparison.measure(name))
@@ -256,7 +263,8 @@ def main() -> None:
     parser.add_argument("--way", action="append", choices=list(WAYS))
     parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
     parser.add_argument("--quick", action="store_true", help="without merges, which take --minutes each")
-    parser.add_argument("--minutes", type=float, default=8.0, help="limit of a merge")
+    parser.add_argument("--prepare", action="store_true", help="make files, bundles and environments, measure nothing")
+    parser.add_argument("--minutes", type=float, default=4.0, help="limit of a merge")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "compare")
     options = parser.parse_args()
     for workload in options.workload or WORKLOADS:

@@ -9,8 +9,8 @@ from typing import Any
 NAMES = {
     "sessions": "ONNX Runtime, a session a model", "int8": "the same in static int8",
     "openvino": "OpenVINO, a compiled model each", "litserve": "LitServe", "packed": "Gemel, packed",
-    "packed-int8": "Gemel, packed in int8", "box": "Gemel, the whole box", "merged": "Gemel, merged",
-    "merged-int8": "Gemel, merged in int8",
+    "packed-bits": "Gemel, fewest bits, untrained", "box": "Gemel, the whole box", "merged": "Gemel, merged",
+    "merged-bits": "Gemel, merged, fewest bits",
 }  # fmt: skip
 WORKLOADS = {
     "detectors": "twelve YOLOX-nano", "classifiers": "four ResNet-50", "unlike": "six unlike models",
