@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from gemel.models.measures.agreement import (
     Agreement,
     ComparedFrames,
     compare_agreement,
+    values_of,
 )
 from gemel.models.notes import add_note
 from gemel.models.stages import Progress, Stages, silent
@@ -186,7 +187,7 @@ def check_drift(
         notes = {query: OWN_WEIGHTS for query in below if query not in reverted}
     rows = [
         QueryDrift(
-            id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
+            id=query.id, frames=one.frames, ratio=one.ratio,
             target=query.accuracy_target, verdict=one.verdict, reverted=query.id in reverted,  # type: ignore[arg-type]
             chance_per_year=chance,
         )
@@ -279,20 +280,11 @@ def _compare(
         counts = np.concatenate([part.counts for part in known]) if known else parts[0].counts
         expected = known[-1].expected if known else 1.0
         compared = ComparedFrames(counts, expected)
-        agreement = compare_agreement(compared, task, query.accuracy_target)
-        values = [task.metric_of(frame) for frame in parts[1].counts if frame.any()]
-        last = max((path.name for path in paths), default=until)
+        values, last = values_of(parts[1], task), max((path.name for path in paths), default=until)
         fall = state.add(query.id, query.accuracy_target * expected, values, last, rate)
-        agreements[query.id] = judge_agreement(agreement, fall.is_below, query.accuracy_target), fall.chance_per_year
+        agreement = compare_agreement(compared, task, query.accuracy_target, fall.is_below)
+        agreements[query.id] = agreement, fall.chance_per_year
     return agreements, +left_out
-
-
-def judge_agreement(agreement: Agreement, is_below: bool, target: float) -> Agreement:
-    """The verdict with the detector's word for a fall below the target; an interval alone is looked at too often."""
-    if agreement.ratio is None or agreement.verdict == ONE_ANSWER:
-        return agreement
-    verdict = BELOW if is_below else UNSURE if agreement.ratio < target else KEPT
-    return replace(agreement, verdict=verdict)
 
 
 def sample_rate(samples: DriftSamples) -> float:

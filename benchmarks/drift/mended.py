@@ -68,7 +68,7 @@ def measure_elsewhere(spool: Path, bundle: Bundle, workload: Path, options: Any)
     """The ratio of each query to its original on the frames of the other clip."""
     fill_spool(spool, bundle, read_frames(options.data / options.other, options.frames))
     rows = check_drift(spool, workload, bundle=bundle.path).to_json()["queries"]
-    return [{key: row[key] for key in ("id", "metric", "frames", "ratio", "ci95", "verdict")} for row in rows]
+    return [{key: row[key] for key in ("id", "metric", "frames", "ratio", "verdict")} for row in rows]
 
 
 def read_frames(path: Path, count: int) -> Iterator[np.ndarray]:

@@ -82,7 +82,7 @@ def serve_clips(spool: Path, bundle: Path, cameras: Mapping[str, Path], seconds:
 
 def of_queries(found: Mapping[str, Any], scene: str, bundle: str, **more: int) -> Iterator[dict[str, Any]]:
     """A row for each query."""
-    keys = ("id", "metric", "frames", "ratio", "ci95", "target", "verdict", "reverted")
+    keys = ("id", "metric", "frames", "ratio", "target", "verdict", "reverted")
     for row in found["queries"]:
         yield {"scene": scene, "bundle": bundle, **{key: row[key] for key in keys}, **more}
 

@@ -20,7 +20,7 @@ HELD_OUT_HEADS = (
 )  # fmt: skip
 GATING_HEADS = ("footage", "threshold", "frames run", "not run", "least F1 of held answers")
 MENDED_HEADS = (
-    "query", "outcome", "agreement on held-out samples", "ratio on another clip", "its 95 % interval", "verdict there"
+    "query", "outcome", "agreement on held-out samples", "ratio on another clip", "verdict there"
 )  # fmt: skip
 PUSH_HEADS = ("frames by HTTP", "to hold", "measured")
 ORDER = (
@@ -141,7 +141,7 @@ def mended_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
         held_out = "" if one["after"] is None else f"{one['before']:.2f} -> {one['after']:.2f}"
         rows.append(
             (one["id"], one["outcome"], held_out, f"{first['ratio']:.2f} -> {last['ratio']:.2f}",
-             " to ".join(f"{end:.2f}" for end in last["ci95"]), last["verdict"])
+             last["verdict"])
         )  # fmt: skip
     return rows
 

@@ -254,7 +254,7 @@ class Sample:
 
 
 class QueryDrift(Exact):
-    """The agreement of one query (`models.measures.evaluation.Agreement`) with its `target`; whether it was reverted.
+    """The agreement of one query (`models.measures.agreement.Agreement`) with its `target`; whether it was reverted.
 
     `chance_per_year`: how often in a year such a fall is seen by chance at most (`models.measures.sequential`), None
     before any.
@@ -263,7 +263,6 @@ class QueryDrift(Exact):
     id: Name
     frames: Annotated[int, Field(ge=0, le=1 << 40)]
     ratio: Ratio | None
-    ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
     target: Fraction
     verdict: Literal["kept", "below", "unsure", "too few", "one answer"]
     chance_per_year: Annotated[float, Field(ge=0)] | None = None

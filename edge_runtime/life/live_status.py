@@ -172,7 +172,7 @@ class RuntimeStatus:
         report = None if self._spool is None else self._spool.drift
         if report is None:
             return []
-        rows = [query.model_dump(exclude={"id", "target", "ci95"}) for query in report.queries]
+        rows = [query.model_dump(exclude={"id", "target"}) for query in report.queries]
         return [
             DriftStatus(query=query.id, checked_at=report.checked_at, **row)
             for query, row in zip(report.queries, rows, strict=True)

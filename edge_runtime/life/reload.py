@@ -37,7 +37,7 @@ from gemel.models.bundle import Bundle, BundleQuery, write_substituted
 from gemel.models.errors import InputError, message_of
 from gemel.models.files.extras import is_installed
 from gemel.models.files.io import MAX_QUERIES, Exact, Name, open_atomic, read_json, validate
-from gemel.models.measures.agreement import BELOW, ONE_ANSWER, TOO_FEW, compare_agreement
+from gemel.models.measures.agreement import BELOW, ONE_ANSWER, TOO_FEW, compare_agreement, is_surely_below
 from gemel.models.predictions import Prediction
 from gemel.models.tasks import task_of
 
@@ -50,6 +50,8 @@ SINK_TIMEOUT_S = 5.0
 """How long removed sinks may deliver what waits for them."""
 CANARY_FRAMES = 64
 """Most samples of a query on which its new weights are tried."""
+CANARY_ERROR = 0.01
+"""Likelihood that a reload holds back any query whose new weights agree as they should."""
 CanaryFile = Literal["canary-1.safetensors", "canary-2.safetensors"]
 CANARY_FILES: tuple[CanaryFile, ...] = get_args(CanaryFile)
 """Bundles with held back queries, beside the samples: one is written while the other serves."""
@@ -245,19 +247,21 @@ def check_change(before: BoxConfig, after: BoxConfig) -> None:
 def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> LoadedBox:
     """The box that is to serve; each query whose new weights fail on the newest samples keeps its old ones.
 
-    A query fails when its agreement with the answers that were given is certainly below its accuracy target
-    (`models.measures.evaluation`). `held_back` of the box has the reasons. Raises InputError where the mixed bundle
-    cannot be written.
+    A query fails when a test of `CANARY_ERROR`, which all queries share, finds its agreement with the answers that were
+    given below its accuracy target. The next reload tries it again, on newer samples. `held_back` of the box has the
+    reasons. Raises InputError where the mixed bundle cannot be written.
     """
     old, new = before.bundle, after.bundle
     recalled = _recall(spool, new.digest)
     reasons: dict[str, str] = {}
-    for query in canary_queries(old, new, _drifted_queries(spool, old.digest[:BUNDLE_DIGITS])):
+    tried = canary_queries(old, new, _drifted_queries(spool, old.digest[:BUNDLE_DIGITS]))
+    for query in tried:
         paths = _newest_samples(spool.samples, query.id, old.digest[:BUNDLE_DIGITS])
         with open_predictor(new, query.id, after.config.engine) as predict:
             compared = compare_samples(query, paths, predict)
         compared = replace(compared, expected=compared.expected * expected_agreement(query))
-        found = compare_agreement(compared, task_of(query), query.accuracy_target)
+        is_below = is_surely_below(compared, task_of(query), query.accuracy_target, CANARY_ERROR / len(tried))
+        found = compare_agreement(compared, task_of(query), query.accuracy_target, is_below)
         if found.verdict in (TOO_FEW, ONE_ANSWER) and recalled is not None and query.id in recalled.reasons:
             reasons[query.id] = recalled.reasons[query.id]
             log.warning("query %s keeps its old weights, as before: %s", query.id, reasons[query.id])

@@ -18,7 +18,7 @@ from pydantic import Field
 from gemel.edge_runtime.life.load_monitor import OVERLOAD_REASONS, LoadLimits
 from gemel.models.files.io import Exact, Name
 from gemel.models.measures.bounds import upper_ends
-from gemel.models.measures.sequential import DETECTOR, FallDetector
+from gemel.models.measures.sequential import FallDetector, start_test
 
 ERROR = 0.01
 """Likelihood that an update which changes nothing is taken back; half of it is spent on the time before."""
@@ -153,10 +153,8 @@ class HealthWatch:
             return None
         detector = self._detectors.get((query, is_late))
         if detector is None:
-            error = _error_of_test(len(self.limits.queries))
-            detector = FallDetector(limit, 1 / error, [1.0] * len(DETECTOR.stakes))
+            detector = start_test(limit, _error_of_test(len(self.limits.queries)))
             self._detectors[query, is_late] = detector
-        # No frames are added to the wealth: it begins with the update, and reaches 1 / error with that likelihood.
         if not detector.add(good / received, frames=0):
             return None
         what = "in time" if is_late else "without failure"

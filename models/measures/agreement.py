@@ -1,4 +1,4 @@
-"""How often two models of a query agree on frames in order of time: a verdict with an interval. Needs no torch."""
+"""How often two models of a query agree on frames in order of time, and whether that is too seldom. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemel.models.measures.bounds import upper_ends
+from gemel.models.measures.sequential import group_values, start_test
 from gemel.models.predictions import Task
 
-INTERVAL_ERROR = 0.025
-"""Of each end of an interval of 95 %."""
 MIN_COMPARED = 20
 """Frames with anything to compare of a drift check."""
 KEPT, BELOW, UNSURE, TOO_FEW, ONE_ANSWER = "kept", "below", "unsure", "too few", "one answer"
@@ -31,47 +29,40 @@ class ComparedFrames:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The number of compared frames, the ratio of agreement to the expected one with its 95 % interval, a verdict.
-
-    `ratio` and `ci95` are None where the frames are too few.
-    """
+    """The number of compared frames, the ratio of agreement to the expected one (None: too few frames), a verdict."""
 
     frames: int
     ratio: float | None
-    ci95: tuple[float, float] | None
     verdict: str
 
 
-def compare_agreement(found: ComparedFrames, task: Task, target: float) -> Agreement:
-    """The verdict of these tallies.
+def compare_agreement(found: ComparedFrames, task: Task, target: float, is_below: bool) -> Agreement:
+    """The verdict of these tallies; a test of a stated error says whether agreement `is_below` the target.
 
-    The interval is of the mean over blocks of consecutive frames, about the cube root of their number long (Hall,
-    Horowitz and Jing 1995), since neighbours in time are alike (`models.measures.bounds`). BELOW: the whole interval is
-    below the target; UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are
-    no evidence; ONE_ANSWER: a classifier is on target on frames of a single class, as any model that always names it
-    would be.
+    UNSURE: the ratio alone is below it. Frames on which neither model saw anything are no evidence; ONE_ANSWER: a
+    classifier is on target on frames of a single class, as any model that always names it would be.
     """
     counts, frames = found.counts, len(found.counts)
     if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < MIN_COMPARED:
-        return Agreement(frames, None, None, TOO_FEW)
+        return Agreement(frames, None, TOO_FEW)
     ratio = task.metric_of(counts.sum(axis=0)) / found.expected
-    low, high = (end / found.expected for end in interval_of_agreement(counts, task))
-    verdict = BELOW if high < target else UNSURE if ratio < target else KEPT
+    verdict = BELOW if is_below else UNSURE if ratio < target else KEPT
     if verdict == KEPT and task.name == "classification" and np.count_nonzero(counts[:, 1].any(axis=0)) < 2:
         verdict = ONE_ANSWER
-    return Agreement(frames, ratio, (low, high), verdict)
+    return Agreement(frames, ratio, verdict)
 
 
-def interval_of_agreement(counts: np.ndarray, task: Task) -> tuple[float, float]:
-    """The 95 % interval of the agreement of these counts of frames (N, ...), never of width zero."""
-    frames = len(counts)
-    blocks = np.array_split(np.arange(frames), max(2, frames // round(frames ** (1 / 3))))
-    sums = np.stack([counts[block].sum(axis=0) for block in blocks])
-    whole, count = sums.sum(axis=0), len(sums)
-    metric = task.metric_of(whole)
-    values = np.array([count * metric - (count - 1) * task.metric_of(whole - own) for own in sums])
-    ones, losses = np.ones(count), 1 - values
-    single = count / frames  # a block that loses one frame
-    high = upper_ends(values, ones, np.maximum(1.0, values.max()), INTERVAL_ERROR)
-    low = 1 - upper_ends(losses, ones, np.maximum(single, losses.max()), INTERVAL_ERROR)
-    return max(0.0, float(low)), float(high)
+def values_of(found: ComparedFrames, task: Task) -> list[float]:
+    """The agreement on each frame with anything to compare."""
+    return [task.metric_of(frame) for frame in found.counts if frame.any()]
+
+
+def is_surely_below(found: ComparedFrames, task: Task, target: float, error: float) -> bool:
+    """Whether two models agree less than the target, in one test that is wrong with this likelihood at most.
+
+    It bets on blocks of frames, about the cube root of their number long, since neighbours in time are alike (Hall,
+    Horowitz and Jing 1995).
+    """
+    values, test = values_of(found, task), start_test(target * found.expected, error)
+    blocks = group_values(values, max(1, round(len(values) ** (1 / 3))))
+    return any(test.add(value, frames=0) for value in blocks)

@@ -76,6 +76,14 @@ class FallDetector:
         return self.is_alarmed
 
 
+def start_test(limit: float, error: float) -> FallDetector:
+    """A test that is wrong at most with this likelihood, however long it goes on, given no frames (`frames=0`).
+
+    Its wealth begins at 1, and reaches 1 / error by chance with that likelihood.
+    """
+    return FallDetector(limit, 1 / error, [1.0] * len(DETECTOR.stakes))
+
+
 def run_length_of_year(frames_a_second: float, detectors: int) -> float:
     """Frames of one detector in a year, times their number and some spare: at most one false alarm of all in a year."""
     return DETECTOR.spare * max(1.0, frames_a_second * DETECTOR.year_s) * max(1, detectors)

@@ -64,7 +64,6 @@ def test_check_unchanged_box_agrees_in_every_frame(folder):
     found = check_box(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
     for row in found["queries"]:
         assert (row["frames"], row["ratio"], row["verdict"]) == (ENOUGH, 1.0, KEPT), row
-        assert 0.5 < row["ci95"][0] < row["ci95"][1] == 1.0, "no interval has the width zero"
     assert found["left_out"] == {} and found["out"] is None and not (folder / "new.safetensors").exists()
 
 
@@ -85,7 +84,7 @@ def test_check_out_reverts_only_the_query_below_target(folder, capsys):
     }  # fmt: skip
     chances = {name: row["chance_per_year"] for name, row in rows(found).items()}
     assert chances["b"] <= 1 < 100 < min(chances["a"], chances["d"]), "one bound for all that the check is sure of"
-    assert {"id", "frames", "ratio", "ci95", "reverted"} <= found["queries"][0].keys()
+    assert {"id", "frames", "ratio", "reverted"} <= found["queries"][0].keys()
     assert verify_bundle(out) == []
     before, after = open_bundle(old), open_bundle(out)
     for name in ("a", "d"):

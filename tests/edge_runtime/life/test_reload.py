@@ -310,7 +310,7 @@ def test_canary_without_samples_or_off_holds_nothing_back(folder, keys, samples)
 
 
 def test_canary_skips_drifted_queries(folder):
-    row = {"frames": 50, "ratio": 0.5, "ci95": [0.4, 0.6], "target": 0.95, "verdict": BELOW, "reverted": True}
+    row = {"frames": 50, "ratio": 0.5, "target": 0.95, "verdict": BELOW, "reverted": True}
     config = write_spooling(folder)
     digits = open_bundle(folder / BUNDLE).digest[:12]
     with LocalBox(config) as box:
