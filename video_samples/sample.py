@@ -77,7 +77,7 @@ class SplitSize:
 
 SPLITS = {
     "train": SplitSize(10, 26.0, 1.0, 1),
-    "val": SplitSize(15, 7.0, 1.0, 1),
+    "val": SplitSize(200, 1.0, 1.0, 1),  # moments far apart: in clips, they would prove as little as so many clips
     "test": SplitSize(4, 13.0, CAMERA_FPS, 2),
 }
 UNLABELLED = "unlabelled"
@@ -125,7 +125,7 @@ def write_sample(
         (out / folder).mkdir(parents=True)
     jobs = [
         _Job(
-            Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i), size.seconds, size.fps),
+            Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i, size), size.seconds, size.fps),
             split,
             size.label_every,
             out,
@@ -149,12 +149,12 @@ def write_sample(
     return _write_workload(out, footage is not None)
 
 
-def _seed(seed: int, camera: str, split: str, index: int) -> int:
-    """A seed of its own for every clip."""
-    first = (seed * 3 + list(SCENES).index(camera)) * 3
+def _seed(seed: int, camera: str, split: str, index: int, size: SplitSize) -> int:
+    """A seed of its own for every clip, and for its candidates."""
+    first, step = (seed * 3 + list(SCENES).index(camera)) * 3, min(100, 10_000 // size.clips)
     if split == UNLABELLED:
         return first * 10_000 + UNLABELLED_SEEDS + index * 100
-    return (first + ("train", "val", "test").index(split)) * 10_000 + index * 100
+    return (first + ("train", "val", "test").index(split)) * 10_000 + index * step
 
 
 def _in_processes(jobs: list[_Job], workers: int) -> Iterator[_Cut]:
@@ -172,13 +172,18 @@ def _quiet_worker() -> None:
 
 
 def _run(job: _Job) -> _Cut:
-    """Records one clip, then cuts labelled frames from what a decoder makes of it; footage is pictures alone."""
+    """Records one clip, then cuts labelled frames from what a decoder makes of it; footage and moments are pictures."""
     if job.split == UNLABELLED:
         return _write_pictures(job)
-    truths = record(select_seed(job.clip), job.out / "footage")
+    if job.clip.frames == 1:
+        frame, objects = next(render(job.clip))
+        truths, frames = [objects], [(0, frame)]
+    else:
+        truths = record(select_seed(job.clip), job.out / "footage")
+        frames = read_frames(job.out / "footage" / f"{job.clip.unit}.mp4", job.label_every)
     annotated = []
     questions = [question for question in SAMPLE_QUERIES if question.camera == job.clip.camera]
-    for index, frame in read_frames(job.out / "footage" / f"{job.clip.unit}.mp4", job.label_every):
+    for index, frame in frames:
         name = f"{job.clip.unit}__{round(index * 1000 / job.clip.fps):06d}.jpg"
         for question in questions:
             x0, y0, x1, y1 = question.roi
