@@ -139,7 +139,7 @@ class WorkloadData:
         """The frames that prove; those of val, where that is footage without labels itself."""
         cut, val = self.cuts[query.id].footage, self.val[query.id]
         if cut is not None:
-            return prepare_proof(query, cut, [self.train[query.id].prepared, self.search[query.id], val])
+            return prepare_proof(query, cut, [self.train[query.id].prepared, self.search[query.id]], val)
         if val.split.labels is not None:
             return None
         return prepare_proof(query, footage_of(val.split), [])

@@ -7,18 +7,20 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import pytest
 import torch
 import yaml
 
 from gemel.merger import MergeOptions, merge
 from gemel.merger.context import MergeContext
+from gemel.merger.distributed import ProcessGroup
 from gemel.merger.looks import LookFile
 from gemel.merger.merge import MergeReport
 from gemel.merger.observe import compare_answers, sum_by
 from gemel.merger.proof import PROOF
 from gemel.merger.verdict import pack_observed, unpack_observed
-from gemel.merger.workload_data import cut_search, join_splits
+from gemel.merger.workload_data import WorkloadData, cut_search, join_splits
 from gemel.models.bundle import open_bundle
 from gemel.models.data import load_split
 from gemel.models.footage import FOOTAGE, load_footage
@@ -104,6 +106,19 @@ def test_footage_of_another_camera_is_told(workload: Workload, caplog: pytest.Lo
     workload.path.write_text(yaml.safe_dump(document))
     load_workload(workload.path)
     assert "is that of camera c: agreement is measured there" in caplog.text
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_footage_that_shows_another_view_than_val_is_told(
+    workload: Workload, caplog: pytest.LogCaptureFixture, is_another: bool
+) -> None:
+    load = add_footage(workload, 30)
+    (folder,) = load.queries[0].footage
+    for path in folder.glob("*.png") if is_another else ():
+        cv2.imwrite(str(path), cv2.rotate(cv2.imread(str(path)), cv2.ROTATE_90_CLOCKWISE))
+    data = WorkloadData(load, torch.device("cpu"), ProcessGroup())
+    assert data.footage[load.queries[0].id] is not None
+    assert ("looks like that of another camera than val" in caplog.text) == is_another
 
 
 def test_footage_shorter_than_half_a_block_is_told(workload: Workload, caplog: pytest.LogCaptureFixture) -> None:
