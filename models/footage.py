@@ -175,7 +175,7 @@ def prepare_proof(
 ) -> ProofFrames:
     """The frames that prove, without blocks that show a scene a second time, or what training has `seen`, or `val`.
 
-    Footage that shows another view than val is told: agreement is measured there.
+    A note names footage that shows another view than val: agreement is measured there.
     """
     frames = PreparedFrames(query, cut.proof).load()
     if not cut.blocks:
