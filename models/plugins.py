@@ -90,7 +90,7 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
     def _import(self, name: str, where: str | Path, key: str) -> Any:
         (point,) = find_entries(self.group)[name]
         try:
-            return point.load()
+            return _load(point)
         except Exception as error:  # the code of a stranger raises anything
             problem, hint = f"cannot be imported: {message_of(error)}", f"mend or uninstall {_owner(point)}"
             if isinstance(error, ModuleNotFoundError):
@@ -133,6 +133,12 @@ def _find_entries(group: str, _: tuple[str, ...]) -> Mapping[str, Sequence[Entry
     for point in points:
         entries.setdefault(point.name, []).append(point)
     return entries
+
+
+@cache
+def _load(point: EntryPoint) -> Any:
+    """What an entry point names, imported once: each frame asks for its task."""
+    return point.load()
 
 
 def _owner(point: EntryPoint) -> str:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,25 +31,18 @@ TOLERANCE = 1e-4
 ARMS = ("plain", "onnx")
 
 
-def make_bundle(path: Path, name: str, side: int, count: int, is_apart: bool) -> None:
-    """Write a bundle with documents of `count` networks of one architecture."""
+def make_networks(name: str, side: int, count: int, is_apart: bool, classes: tuple[str, ...]) -> Sequence[Any]:
+    """`count` networks of one architecture with norms and heads of their own; `is_apart`: with weights of their own."""
     import copy
 
     import torch
-    from torch import nn
 
     from gemel.models import zoo
-    from gemel.models.bundle import BundleQuery, Made, write_bundle
-    from gemel.models.export.export_document import export_documents
-    from gemel.models.preprocess import Preprocess
 
-    torch.manual_seed(0)
-    classes = tuple("abcdefghij")
-    task = "detection" if name in zoo.names("detection") else "classification"
-    base = zoo.build(name, classes, {}, side, task).eval()
-    models: dict[str, nn.Module] = {}
-    for place in range(count):
-        model = models[f"q{place}"] = copy.deepcopy(base)
+    base = zoo.build(name, classes, {}, side, task_of(name)).eval()
+    models = []
+    for _ in range(count):
+        model = copy.deepcopy(base)
         with torch.no_grad():
             for key, tensor in model.state_dict().items():
                 if key.endswith("running_var"):
@@ -58,13 +51,40 @@ def make_bundle(path: Path, name: str, side: int, count: int, is_apart: bool) ->
                     tensor.add_(torch.empty_like(tensor).uniform_(-0.1, 0.1))
                 elif tensor.is_floating_point() and (is_apart or tensor.shape[0] == len(classes)):
                     tensor.mul_(torch.empty_like(tensor).uniform_(0.9, 1.1))
-    queries = [
-        BundleQuery(
-            id=query, camera="one", task=task, classes=classes, model=name, model_args={}, input_size=side,
-            preprocess=Preprocess((side, side)), fps=5.0, sla_ms=1000.0, accuracy_target=0.95,
-        )
-        for query in models
-    ]  # fmt: skip
+        models.append(model)
+    return models
+
+
+def task_of(name: str) -> str:
+    """The task of a network of the zoo."""
+    from gemel.models import zoo
+
+    return "detection" if name in zoo.names("detection") else "classification"
+
+
+def make_bundle(path: Path, families: Sequence[tuple[str, int, int]], is_apart: bool, **keys: Any) -> None:
+    """Write a bundle with documents of networks; `families` are an architecture, a side and a number of queries each.
+
+    Queries are q0, q1, ...; `keys` are of every query's record, in place of a camera `one`, 5 frames a second and 1 s.
+    """
+    import torch
+
+    from gemel.models.bundle import BundleQuery, Made, write_bundle
+    from gemel.models.export.export_document import export_documents
+    from gemel.models.preprocess import Preprocess
+
+    torch.manual_seed(0)
+    classes = tuple("abcdefghij")
+    record = {"camera": "one", "fps": 5.0, "sla_ms": 1000.0, "accuracy_target": 0.95, **keys}
+    models, queries = {}, []
+    for name, side, count in families:
+        for model in make_networks(name, side, count, is_apart, classes):
+            query = BundleQuery(
+                id=f"q{len(queries)}", task=task_of(name), classes=classes, model=name, model_args={}, input_size=side,
+                preprocess=Preprocess((side, side)), **record,
+            )  # fmt: skip
+            models[query.id] = model
+            queries.append(query)
     write_bundle(path, models, queries, Made("onnx", "none", 0), documents=export_documents(models, queries))
 
 
@@ -237,7 +257,7 @@ def main() -> None:
         write_originals(*given.originals)
     elif given.make:
         path, name, side, count, is_apart = given.make
-        make_bundle(Path(path), name, int(side), int(count), is_apart == "True")
+        make_bundle(Path(path), [(name, int(side), int(count))], is_apart == "True")
     else:
         cases = [(str(given.bundle), given.bundle)] if given.bundle else [(case, None) for case in given.cases]
         for label, bundle in cases:

@@ -55,10 +55,10 @@ def result_record(
 
 def _split_weak(record: dict[str, Any], query: BundleQuery) -> Sequence[Mapping[str, Any]]:
     """Take the detections below the query's least score out of a record."""
-    given = record.get("detections", ())
-    weak = [one for one in given if one["score"] < query.least_score]
+    detections, least = record.get("detections", ()), query.least_score
+    weak = [detection for detection in detections if detection["score"] < least]
     if weak:
-        record["detections"] = [one for one in given if one["score"] >= query.least_score]
+        record["detections"] = [detection for detection in detections if detection["score"] >= least]
     return weak
 
 
