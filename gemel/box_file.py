@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from gemel.conditions import machine_memory_bytes
 from gemel.models.bundle import open_bundle
 from gemel.models.errors import InputError, join_names
 from gemel.models.files.io import check_output, is_path, open_atomic
+from gemel.models.files.video import without_secret
 
 SUFFIX = ".box.yaml"
 MEMORY_SHARE = 0.5
@@ -33,7 +36,7 @@ def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | Non
     if missing:
         raise InputError("--camera", f"{join_names(missing)} of {bundle} has no source", f"add {missing[0]}=SOURCE")
     config = {
-        "bundle": bundle.name,
+        "bundle": os.path.abspath(bundle),
         "memory": memory or choose_memory(),
         "cameras": {name: {"source": sources[name]} for name in names},
         "http": {"bind": "127.0.0.1:8080"},
@@ -42,6 +45,25 @@ def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | Non
     with open_atomic(path, overwrite=True) as file:
         file.write(yaml.safe_dump(config, sort_keys=False).encode())
     return path
+
+
+def show_box_file(path: Path) -> str:
+    """The written config as YAML that runs from any folder, without users and passwords of its cameras."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for camera in config["cameras"].values():
+        camera["source"] = without_secret(camera["source"])
+    return f"# {path}\n{yaml.safe_dump(config, sort_keys=False)}"
+
+
+def write_and_show(bundle: str, cameras: Sequence[str], as_json: bool) -> str:
+    """Write the config, show it on stderr, or as a line of the log, and return its path."""
+    path = write_box_file(bundle, cameras)
+    shown = show_box_file(path)
+    if as_json:
+        logging.getLogger("gemel.run").info("this command stands for the config %s", shown)
+    else:
+        print(shown, end="", file=sys.stderr, flush=True)
+    return str(path)
 
 
 def read_cameras(cameras: Sequence[str]) -> dict[str, str]:

@@ -461,7 +461,8 @@ bundle_group = _group("Look at, check, export, ship and sign bundles.", app, "bu
 def run_box(
     config: Annotated[str, Argument(metavar="CONFIG|BUNDLE", help="A box config (YAML), or a bundle with --camera.")],
     camera: Annotated[
-        list[str], Option("--camera", metavar="NAME=SOURCE", help="A camera of the bundle; the config is written.")
+        list[str],
+        Option("--camera", metavar="NAME=SOURCE", help="A camera of the bundle; the config is written and shown."),
     ] = [],  # noqa: B006
     check: Annotated[bool, Option("--check", help="Check config, bundle, cameras and sinks, then stop.")] = False,
     log_format: Annotated[Literal["text", "json"], Option("--log-format", help="Lines of the log.")] = "text",
@@ -470,7 +471,7 @@ def run_box(
     ] = "info",
 ) -> CommandResult:
     """Run the box: cameras in, results out, under a memory budget."""
-    from gemel.box_file import write_box_file
+    from gemel.box_file import write_and_show
     from gemel.edge_runtime.life.daemon import run
     from gemel.summaries import box_exit_code, box_text, checked_text, log_summary
 
@@ -480,8 +481,7 @@ def run_box(
     configure_log(handler, getattr(logging, log_level.upper()))
     try:
         if camera:
-            config = str(write_box_file(config, camera))
-            logging.getLogger("gemel.run").info("this command stands for %s", config)
+            config = write_and_show(config, camera, log_format == "json")
         summary = run(config, check=check)
         problems = [] if check else [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
         if log_format == "json":

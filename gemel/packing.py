@@ -27,13 +27,15 @@ from gemel.models.export.export_document import export_documents
 from gemel.models.files.io import open_atomic
 from gemel.models.files.weights import load_weights
 from gemel.models.notes import add_note
-from gemel.models.stages import Progress, silent
+from gemel.models.stages import Progress, Stages, silent
 from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import build_query
 from gemel.text import percent, size, table
 
 CHILD = "gemel.packing_child"
 PLAIN, PACKED = "plain", "packed"
+READ, WRITE, PREPARE = "reading the files", "writing the bundle", "preparing its graphs"
+MEASURE = {PLAIN: "measuring plain sessions", PACKED: "measuring the bundle"}
 SUFFIX = ".onnx"
 
 
@@ -119,8 +121,12 @@ def pack(
     written, for a file that cannot be read or is given twice.
     """
     out, paths = check_output(Path(out), overwrite=False), [Path(file).absolute() for file in files]
+    stages = Stages(progress)
+    stages.announce([READ, WRITE, PREPARE, *MEASURE.values()])
+    stages.begin(READ)
     with tempfile.TemporaryDirectory(prefix="gemel-pack-") as folder:
         workload = _make_workload(name_files(paths), frames, Path(folder) / "pack.yaml")
+        stages.begin(WRITE)
         if frames is None:
             agreements = dict.fromkeys((query.id for query in workload.queries), None)
             _write_unchanged(workload, out)
@@ -129,6 +135,7 @@ def pack(
             merged = merge(workload, out, "none", progress=progress, options=options)
             agreements = {query.id: query.agreement for query in merged.queries}
         inspection = inspect_workload(workload)
+    stages.begin(PREPARE)
     bundle = open_bundle(out)
     prepared = prepare_bundle(bundle)
     if prepared.index.failed:
@@ -141,9 +148,13 @@ def pack(
         rows.append(PackedFile(query.id, str(path), sizes[query.id], agreements[query.id], bits))
     shapes = {query.id: prepared.index.queries[query.id].input_shape for query in bundle.queries}
     plain = {query: {"path": str(path), "shape": shapes[query]} for query, path in zip(shapes, paths, strict=True)}
+    costs = dict[str, SessionCost]()
+    for kind, request in ((PLAIN, plain), (PACKED, {"bundle": str(out.absolute())})):
+        stages.begin(MEASURE[kind])
+        costs[kind] = measure(kind, request)
     return PackReport(
-        str(out), bundle.manifest.bytes.before, bundle.manifest.bytes.after, tuple(rows), measure(PLAIN, plain),
-        measure(PACKED, {"bundle": str(out.absolute())}), inspection.ceiling_fraction,
+        str(out), bundle.manifest.bytes.before, bundle.manifest.bytes.after, tuple(rows), costs[PLAIN], costs[PACKED],
+        inspection.ceiling_fraction,
     )  # fmt: skip
 
 

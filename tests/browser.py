@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -49,8 +50,11 @@ def page_of(
         context.close()
 
 
-def save_small_png(data: bytes, path: Path) -> None:
-    """The picture, a PNG, in few colours, which is small."""
+def save_small_png(data: bytes, path: Path, texts: Mapping[str, str] | None = None) -> None:
+    """The picture, a PNG, in few colours, which is small; `texts` are stored in it."""
+    stored = PngInfo()
+    for name, text in (texts or {}).items():
+        stored.add_text(name, text)
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True, pnginfo=stored)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")

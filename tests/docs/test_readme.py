@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from gemel.cli import main
 from tests.docs.pages import REPOSITORY
 from tests.edge_runtime.tiny import write_clip
+from tests.gemel.screenshot import FIGURES
 from tests.merger.tiny import write_random_weights, write_workload
 from tests.models.graph.onnx_files import write_classifier
 
@@ -21,6 +24,26 @@ def test_readme_is_one_page_with_six_links_and_one_table() -> None:
     assert len(README.split()) <= 600
     links = re.findall(r"\]\((docs/[\w-]+\.md|CONTRIBUTING\.md)\)", README[README.index("Read on:") :])
     assert len(links) == 6 and README.count("<!-- table: ") == 1 and "one copy of the weights" in README
+
+
+def test_figures_of_the_demo_are_those_of_its_record(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((REPOSITORY / "benchmarks/measured/transcribed/demo.json").read_text(encoding="utf-8"))
+    at = {head: index for index, head in enumerate(record["heads"])}
+    shown = json.loads(Image.open(REPOSITORY / "docs/report.png").info[FIGURES])
+    columns = [at[head] for head in ("original", "merged", "at least of the original")]
+    recorded = {row[at["query"]]: [float(row[column]) for column in columns] for row in record["rows"]}
+    assert shown["queries"].keys() == recorded.keys()
+    for query, values in recorded.items():  # a demo on another instruction set may differ by so much
+        assert shown["queries"][query] == pytest.approx(values, abs=0.02), query
+    saved = float(record["saved"])
+    assert shown["saved"] == pytest.approx(saved, abs=0.005)
+    results = (REPOSITORY / "docs/results.md").read_text(encoding="utf-8")
+    assert f"saves {saved:.3f} of all bytes" in results
+    assert f"in {record['processor_s']} s of processor time" in results
+    assert f"of the demo {1 - saved:.3f} is left" in " ".join(README.split())
+    assert main(["demo", "--help"]) == 0
+    minutes = {5: "about five minutes"}[round(record["processor_s"] / 60)]
+    assert all(minutes in " ".join(text.split()) for text in (README, capsys.readouterr().out))
 
 
 def test_readme_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

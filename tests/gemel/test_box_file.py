@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,22 @@ def test_a_bundle_runs_by_the_config_that_is_written(box, capsys):  # noqa: F811
     written = load_config(box / "tiny.safetensors.box.yaml")
     assert written.bundle == bundle and written.cameras["gate"].source == str(box / "gate.mp4")
     assert written.memory_bytes is not None and written.http is not None
+
+
+def test_the_shown_config_runs_from_another_folder_and_hides_passwords(box, tmp_path, capsys, caplog):  # noqa: F811
+    bundle, shown, written = box / "tiny.safetensors", tmp_path / "shown.yaml", box / "tiny.safetensors.box.yaml"
+    assert main(["run", str(bundle), "--camera", f"gate={box / 'gate.mp4'}", "--check"]) == 0
+    text = capsys.readouterr().err
+    shown.write_text(text[: text.rindex(":8080\n") + len(":8080\n")])
+    assert replace(load_config(shown), path=written) == load_config(written)
+    words = ["--check", "--log-format", "json"]
+    assert main(["run", str(bundle), "--camera", f"gate={box / 'gate.mp4'}", *words]) == 0
+    (message,) = [one for one in caplog.messages if "this command stands for" in one]
+    assert message.partition("the config ")[2] in text and "cameras:" not in capsys.readouterr().err
+    main(["run", str(bundle), "--camera", "gate=rtsp://user:hush@127.0.0.1:1/live", "--check"])
+    told = capsys.readouterr()
+    assert "rtsp://127.0.0.1:1/live" in told.err and "hush" not in told.out + told.err
+    assert "user:hush@" in written.read_text()
 
 
 @pytest.mark.parametrize(("cameras", "problem"), [

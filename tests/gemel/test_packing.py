@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 import gemel
+from gemel import packing
 from gemel.cli import main
 from gemel.models.errors import InputError
 from tests.models.graph.onnx_files import CLASSES, METADATA, SIDE, write_classifier
@@ -85,6 +86,65 @@ def test_files_of_one_name_get_numbers(tmp_path):
     report = gemel.pack(paths, tmp_path / "box")
     assert [file.id for file in report.files] == ["my-gate", "my-gate-2"]
     assert "2 sessions of ONNX Runtime" in report.to_text()
+
+
+def test_files_of_unlike_opsets_are_packed_together(tmp_path):
+    gate, yard = write_classifier(tmp_path / "gate.onnx"), write_classifier(tmp_path / "yard.onnx")
+    model = onnx.load(yard)
+    model.opset_import[0].version, model.ir_version = 11, 6
+    onnx.save(model, yard)
+    report = gemel.pack([gate, yard], tmp_path / "box")
+    assert report.bytes_after < report.bytes_before, "their weights are the same"
+    frame = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        answers = [gemel.open_bundle(tmp_path / "box").build(query)(frame) for query in ("gate", "yard")]
+    assert torch.equal(*answers)
+
+
+def write_pool(path: Path, shape: list[int | str]) -> Path:
+    """A network of one layer over an input of this shape."""
+    node = onnx.helper.make_node("ReduceMax", ["x"], ["y"], axes=[1], keepdims=0)
+    values = [onnx.helper.make_tensor_value_info(name, 1, dims) for name, dims in (("x", shape), ("y", None))]
+    graph = onnx.helper.make_graph([node], "pool", values[:1], values[1:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(("shape", "problem"), [
+    (["batch", 7], r"gate\.onnx: its input 'x' has 2 axes, not a picture's four"),
+    (["batch", 5, 8, 8], r"gate\.onnx: takes pictures of 5 channels"),
+])  # fmt: skip
+def test_frames_that_fit_no_input_are_one_line(tmp_path, shape, problem):
+    path, frames = write_pool(tmp_path / "gate.onnx", shape), write_pictures(tmp_path / "frames", 4)
+    with pytest.raises(InputError, match=problem):
+        gemel.pack([path], tmp_path / "box", frames)
+    assert not (tmp_path / "box").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("absent.mp4", "absent.mp4: data: does not exist"),
+        ("empty", "empty: data: has neither splits nor frames"),
+        ("text.mp4", "text.mp4: cannot be opened"),
+    ],
+)
+def test_frames_that_are_none_are_one_line(tmp_path, name, problem):
+    path = write_classifier(tmp_path / "gate.onnx")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.mp4").write_text("shopping list")
+    with pytest.raises(InputError, match=problem):
+        gemel.pack([path], tmp_path / "box", tmp_path / name)
+    assert not (tmp_path / "box").exists()
+
+
+def test_stages_are_shown_in_their_order(tmp_path, capsys):
+    path = write_classifier(tmp_path / "gate.onnx")
+    assert main(["pack", str(path), "-o", str(tmp_path / "box")]) == 0
+    told = capsys.readouterr().err
+    names = [packing.READ, packing.WRITE, packing.PREPARE, *packing.MEASURE.values()]
+    begun = [told.index(f"{name} ({number} of 5)") for number, name in enumerate(names, 1)]
+    assert begun == sorted(begun)
 
 
 def write_wide_classifier(path: Path) -> Path:

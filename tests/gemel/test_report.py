@@ -9,6 +9,7 @@ import pytest
 from gemel.models.data import Split
 from gemel.models.predictions import BoxLabels, ClassPrediction, DetectionPrediction
 from gemel.models.workload import Query
+from gemel.process import format_time
 from gemel.report.conclusion import report_limits
 from gemel.report.document import ClassificationExample, DetectionExample, Report, SharedWeight, WeightBytes
 from gemel.report.drawing import Series, draw_boxes, draw_curve, label_rows
@@ -70,6 +71,14 @@ def test_page_shows_the_memory_of_the_process_beside_runs_and_weights(document):
     shown = ("originals", "133.5 MiB", "8.6 MiB", "114.4 MiB", "256.5 MiB")
     assert re.search("</td><td[^>]*>".join(map(re.escape, shown)), page)
     assert "the process itself takes 133.5 MiB besides" in page
+
+
+def test_page_has_times_in_the_form_of_the_log(document):
+    form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?(Z|[+-]\d\d:\d\d)"
+    assert re.fullmatch(form, format_time(0.0)) and re.fullmatch(form, document["created_at"])
+    page = render_report(Report.model_validate(document))
+    assert page.count(document["created_at"]) == 2, "the subtitle and the last line"
+    assert not re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", page)
 
 
 def test_page_with_markup_in_any_text_escapes_it(document):
