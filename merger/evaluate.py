@@ -6,7 +6,6 @@ A model's ratio is its metric there over its original's (`MergeContext.ratio`).
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -120,10 +119,10 @@ def evaluation_flops(ctx: MergeContext) -> float:
 
 
 def price_in_bytes(ctx: MergeContext, options: MergeOptions, flops: float) -> float:
-    """Bytes that a step of so many FLOPs must be able to save."""
+    """Bytes that a step of so many FLOPs must be able to save; none where no query is left to train."""
     root = ctx.root
     epoch = training_flops(root, root.judged, replace(options.recipe, epochs=1))
-    percents = flops / (epoch * options.effort) if epoch * options.effort else math.inf
+    percents = flops / (epoch * options.effort) if epoch else 0.0
     return percents / 100 * sum(map(model_bytes, root.queries.values()))
 
 

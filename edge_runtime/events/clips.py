@@ -344,10 +344,13 @@ class ClipRecorder:
         if picture is None or self.totals.trouble is not None:
             return
         path = self._config.path / f"{message.record['after']['id']}{SNAPSHOT}"
+        part = path.with_name(path.name + PART)
         try:
-            path.with_name(path.name + PART).write_bytes(picture)
-            os.replace(f"{path}{PART}", path)
+            part.write_bytes(picture)
+            os.replace(part, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
             log.warning("snapshot of an event is lost: %s", error.strerror)
 
     def _prune(self) -> None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.faults import cameras, delivery, engines, events, http_fuzz, kills, network, orders, overload, reloads
+from tests.faults import (
+    arrivals,
+    cameras,
+    delivery,
+    engines,
+    events,
+    http_fuzz,
+    kills,
+    network,
+    orders,
+    overload,
+    reloads,
+)
 from tests.faults.scenario import Scenario
 
 BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
@@ -90,6 +102,15 @@ SCENARIOS = (
     Scenario(
         "update-lies", "an update server that offers cut, damaged, unsigned and foreign bundles",
         "none is taken; a right one is", "times each", 5, 1, events.lying_updates,
+    ),
+    Scenario(
+        "zmq", "clients of `zmq` that lie, send half a model, leave, never read",
+        "refused in one line; each tensor of an honest client gets its answer", "seconds", 60, 5,
+        arrivals.lying_detectors,
+    ),
+    Scenario(
+        "clips-full", "the disk of clips is full, and has room again", "events go on; clips come back", "times", 5, 1,
+        arrivals.clips_without_room,
     ),
 )  # fmt: skip
 """In the order of the table."""

@@ -91,6 +91,9 @@ class Disk:
         """Leave no room."""
         with open(self._filler, "ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
+                file.write(bytes(4096))
+        with open(self._filler, "ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
                 file.write(bytes(512))
 
     def empty(self) -> None:
@@ -99,10 +102,10 @@ class Disk:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Disk]:
-    """A real file system of 8 MiB; Missing where nothing can be mounted."""
+def small_disk(folder: Path, nbytes: int = DISK_BYTES) -> Iterator[Disk]:
+    """A real file system of so many bytes; Missing where nothing can be mounted."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(folder)]
     mounted = subprocess.run(mount, capture_output=True, check=False)
     if mounted.returncode:
         raise Missing(f"nothing can be mounted here: {mounted.stderr.decode().strip()}")
