@@ -35,7 +35,7 @@ from gemel.models.tasks import task_of
 assert found.label == "b" and abs(found.score - 0.881) < 1e-3
 """,
     "several labels": """
-from gemel.models.tasks import MultiLabel
+from gemel.models.tasks.multi_label import MultiLabel
 (found,) = MultiLabel().predictions(None, np.array([[1.0, -300.0]], np.float32), [(9, 9)], ("a", "b"), 0.5)
 assert found.classes == ("a",)
 """,

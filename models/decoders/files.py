@@ -124,7 +124,7 @@ class ModelFile:
                 return TypeAdapter(Preprocess).validate_python({**written, "size": head.size})
             except ValidationError as error:
                 raise InputError(self.path, f"its {GEMEL_PREPROCESS} is damaged", "export it again", "model") from error
-        if not TASKS[str(self.task)].has_decoder:
+        if self.task is None or not TASKS[self.task].has_decoder:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
         found = chosen.preprocess(head.metadata, head.size)

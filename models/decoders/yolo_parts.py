@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float, library_of
 from gemel.models.decoders.end2end import END2END_WORDS
+from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
 from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.yolo import ROTATION, STRIDES, WORDS
@@ -22,6 +23,7 @@ class YoloParts(Decoder):
     and sides.
     """
 
+    preparation = YOLO
     width: int
     boxes: int = 0
     scores: int = 0

@@ -38,7 +38,7 @@ LIES = [
 
 
 def lying_detectors(folder: Path, seconds: int, tell: Tell) -> Found:
-    """Clients that lie, that send half a model, that leave, and one that never reads, beside one that keeps the rules."""
+    """Clients that lie, send half a model, leave or never read, beside one that keeps the rules."""
     try:
         import zmq
     except ModuleNotFoundError as error:
@@ -90,8 +90,8 @@ def lying_detectors(folder: Path, seconds: int, tell: Tell) -> Found:
         tell(str(dict(seen)))
         ended, summary = box.stop(), box.ledger()
     found.said = (
-        f"{seen['refused']} lies refused; of {seen['answered'] + seen['declined']} tensors beside them {seen['answered']} "
-        f"answered with boxes, {seen['declined']} with an error, 0 without an answer"
+        f"{seen['refused']} lies refused; of {seen['answered'] + seen['declined']} tensors beside them "
+        f"{seen['answered']} answered with boxes, {seen['declined']} with an error, 0 without an answer"
     )
     found.figures = dict(seen)
     others = seen.keys() - {"refused", "answered", "declined"}
