@@ -115,7 +115,9 @@ def test_footage_that_shows_another_view_than_val_is_told(
     load = add_footage(workload, 30)
     (folder,) = load.queries[0].footage
     for path in folder.glob("*.png") if is_another else ():
-        cv2.imwrite(str(path), cv2.rotate(cv2.imread(str(path)), cv2.ROTATE_90_CLOCKWISE))
+        picture = cv2.imread(str(path))
+        assert picture is not None
+        cv2.imwrite(str(path), cv2.rotate(picture, cv2.ROTATE_90_CLOCKWISE))
     data = WorkloadData(load, torch.device("cpu"), ProcessGroup())
     assert data.footage[load.queries[0].id] is not None
     assert ("looks like that of another camera than val" in caplog.text) == is_another
