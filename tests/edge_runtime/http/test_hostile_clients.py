@@ -171,10 +171,12 @@ def test_place_of_a_health_check_answers_nothing_else(few: HttpService) -> None:
     address = f"127.0.0.1:{few.port}"
     ask = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        for _ in range(2 * FEW.active):  # more than have a place, should another client have one for a moment
+
+        def is_full() -> bool:  # a client whose request has not begun gives its place to another one
             stack.enter_context(connect(address, SLOW))
-        # Once may be for a client that has its answer and is about to leave.
-        wait_for(lambda: all(send_request(address, "/metrics", **BEARER)[0] == 503 for _ in range(5)))
+            return all(send_request(address, "/metrics", **BEARER)[0] == 503 for _ in range(5))
+
+        wait_for(is_full)
         for _ in range(3 * FEW.health):
             client = stack.enter_context(connect(address, ask.format("/readyz").encode()))
             assert b" 200 " in client.recv(4096)
