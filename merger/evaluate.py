@@ -37,12 +37,13 @@ class Price:
 
     kept_bytes: int
     flops_per_s: float
-    agreement: float
+    agreement: float | None
 
     @classmethod
     def of(cls, ctx: MergeContext, query: Query, kept_bytes: int, ratio: float) -> Price:
         """The price of a query's network, with the ratio that it reaches."""
-        return cls(kept_bytes, flops_a_second(ctx.flops, [query]), ratio.agreement if isinstance(ratio, Ratio) else 0.0)
+        agreement = ratio.agreement if isinstance(ratio, Ratio) else None
+        return cls(kept_bytes, flops_a_second(ctx.flops, [query]), agreement)
 
 
 def required_ratios(ctx: MergeContext, margin: float) -> dict[str, float]:

@@ -88,8 +88,8 @@ def lower_bits(
         before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
         possible = max(0, before - sum(weight.nbytes for weight in weights))
         change = CHANGES[bits].value
-        price = price_in_bytes(ctx, options, cost) if is_auto else -1.0
-        if possible <= price:
+        price = price_in_bytes(ctx, options, cost)
+        if is_auto and possible <= price:
             row = {"step": change, "possible_bytes": possible, "price_bytes": round(price), "flops": ctx.flops.total}
             ctx.report(Event.LEFT_OUT, **row)
             checkpoint.add_row(row)

@@ -119,20 +119,26 @@ def find_entries(group: str) -> Mapping[str, Sequence[EntryPoint]]:
 
 
 @cache
-def _find_entries(group: str, _: tuple[str, ...]) -> Mapping[str, Sequence[EntryPoint]]:
+def _find_entries(group: str, folders: tuple[str, ...]) -> Mapping[str, Sequence[EntryPoint]]:
     """As `find_entries`, with what lies in these folders."""
     parser = ConfigParser(delimiters="=")
     parser.optionxform = str  # type: ignore[method-assign, assignment]
     parser.read(BUILT_IN, encoding="utf-8")
     points = [EntryPoint(name, value, group) for name, value in parser[group].items()]
     try:
-        points += [point for point in entry_points(group=group) if _owner(point) != PROJECT]
+        points += [point for point in _read_installed(folders).select(group=group) if _owner(point) != PROJECT]
     except Exception as error:  # metadata of a package that may have nothing to do with this one
         add_note("installed packages", f"their metadata cannot be read: {message_of(error)}")
     entries: dict[str, list[EntryPoint]] = {}
     for point in points:
         entries.setdefault(point.name, []).append(point)
     return entries
+
+
+@cache
+def _read_installed(_: tuple[str, ...]) -> Any:
+    """The entry points of all groups that lie in these folders, which are read once."""
+    return entry_points()
 
 
 @cache

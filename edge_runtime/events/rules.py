@@ -30,7 +30,6 @@ from gemel.models.tasks import task_of
 
 MAX_RULES, MAX_ZONES, MAX_WINDOW = 32, 32, 100
 WINDOW_S = 0.6
-"""Tasks whose answers have boxes, or one label."""
 
 
 class EventKind(str, Enum):

@@ -141,7 +141,7 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
             task.report(Event.LEFT_OUT, step=rung.change.value, possible_bytes=gain, price_bytes=round(price))
             continue
         if task.checkpoint.step(Step.RUNG_TIME, lambda: task.budget.over, rung.change.value):
-            task.report_time_over(rung.change.value, gain, 0)
+            task.report_time_over(rung.change.value, gain)
             break
         task.ctx.begin(rung.change.value, flops=rung.max_flops(search))
         search = rung.run(search)

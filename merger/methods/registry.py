@@ -91,9 +91,8 @@ class MergeTask:
                 return replace(recipe, epochs=int(epochs), frames_per_epoch=frames)
         return None
 
-    def report_time_over(self, stage: str, possible: int, saved: int) -> None:
-        """Say that the budget ends a stage, which could have saved so many bytes at most instead of these."""
-        more = max(0, possible - saved)
+    def report_time_over(self, stage: str, more: int) -> None:
+        """Say that the budget ends a stage, which could have saved so many bytes more at most."""
         add_note("the budget", f"ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more",
                  "raise --max-minutes or --max-flops")  # fmt: skip
         self.checkpoint.add_row({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})

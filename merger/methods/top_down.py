@@ -271,7 +271,11 @@ class HalfRung:
     def run(self, search: Search) -> Search:
         """The search with the last round that saved more."""
         task, private = search.layers, 1.0
-        while any((light := light_layers(task, private := private / 2)).values()) and not task.budget.over:
+        while not task.budget.over:
+            private /= 2
+            light = light_layers(task, private)
+            if not any(light.values()):
+                break
             plan, before = plan_without(task.plan, light), search.saved_bytes(search.best)
             if search.possible_bytes(plan) - before <= search.price(self):
                 continue

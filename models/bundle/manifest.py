@@ -18,7 +18,7 @@ from gemel.models.errors import InputError
 from gemel.models.files.documents import ParseError, parse_json
 from gemel.models.files.io import MAX_QUERIES, Agreement, Fps, Priority, SlaMs, finite
 from gemel.models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, Region, height_width, side_or_sides
-from gemel.models.tasks import TaskName
+from gemel.models.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     from gemel.models.workload import Query
@@ -167,8 +167,6 @@ class BundleQuery:
     @property
     def least_score(self) -> float:
         """From which its answers count: its `min_score`, else the threshold chosen on val, or that of its task."""
-        from gemel.models.tasks import task_of
-
         return self.min_score or self.threshold or task_of(self).unlabelled_threshold
 
     @property

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -122,11 +123,13 @@ def clips_without_room(folder: Path, times: int, tell: Tell) -> Found:
                 box.until(lambda before=before: len(list(clips.glob("*"))) > before)
                 disk.fill()
                 box.news()
-                events = []
-                while len(events) < 4:
-                    events += [record for record in box.news() if "event" in record or record.get("type") == "end"]
-                    box.until(lambda: True)
-                    time.sleep(INTERVAL_S)
+                events = list[dict[str, Any]]()
+
+                def has_more(events: list[dict[str, Any]] = events) -> bool:
+                    events += [record for record in box.news() if "event" in record]
+                    return len(events) >= 4
+
+                box.until(has_more)
                 counts["events on the full disk"] += len(events)
                 disk.empty()
                 tell(f"{index + 1} of {times}")

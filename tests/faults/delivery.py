@@ -89,12 +89,11 @@ class Disk:
 
     def fill(self) -> None:
         """Leave no room."""
-        with open(self._filler, "ab", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        with open(self._filler, "ab", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(512))
+        with open(self._filler, "ab", buffering=0) as file:
+            for size in (1 << 20, 512):  # in large steps, then to the last byte
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
 
     def empty(self) -> None:
         """Give the room back."""

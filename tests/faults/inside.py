@@ -15,6 +15,7 @@ from typing import Any
 from gemel.cli import main as run_command
 from gemel.edge_runtime.events.clips import ClipRecorder, PacketRing
 from gemel.edge_runtime.events.stage import EventStage
+from gemel.models.process import use_one_arena
 
 INSIDE_INTERVAL_S, INSIDE_FILE = 60.0, "inside.jsonl"
 
@@ -66,6 +67,7 @@ def main() -> None:
 
     for owner in (PacketRing, EventStage, ClipRecorder):
         keep(owner)
+    use_one_arena()  # as the installed command does, which this module stands for
     threading.Thread(target=write, name="watching", daemon=True).start()
     sys.exit(run_command(["run", "box.yaml"]))
 

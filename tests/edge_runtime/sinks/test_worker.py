@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 from pydantic import PrivateAttr
 
-from gemel.edge_runtime.sinks.base import ResultMessage, Sink, SinkClosed, SinkConfig
+from gemel.edge_runtime.sinks import worker
+from gemel.edge_runtime.sinks.base import BoxState, ResultMessage, Sink, SinkClosed, SinkConfig
 from gemel.edge_runtime.sinks.jsonl import JsonLinesConfig
 from gemel.edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkManager, SinkWorker
 from tests.edge_runtime.sinks.messages import SOON, make_message, read_frames, until
@@ -54,6 +56,30 @@ def test_worker_of_hanging_sink_delays_no_other():
     first, second = manager.to_json()
     assert (first["delivered"], first["queued"]) == (0, 0) and first["undelivered"] == {"overflow": 90, "stopped": 10}
     assert (second["delivered"], second["undelivered"]) == (100, {}) and manager.complaints == []
+
+
+def test_worker_tells_the_state_once_a_second_and_after_each_opening(monkeypatch):
+    config, told, clock = FakeConfig(), list[float](), [0.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    sender = SinkWorker(config, Outbox(OutboxLimits(100), SOON), lambda: told.append(clock[0]) or BoxState())
+    sender.start()
+
+    def send(number: int) -> None:
+        sender.offer(make_message(number))
+        until(lambda: config._frames[-1:] == [number])
+
+    for number in range(50):
+        send(number)
+    assert told == [0.0], "not with each result"
+    clock[0] = worker.HEARTBEAT_S
+    send(50)
+    assert told == [0.0, worker.HEARTBEAT_S]
+    sender.reopen()
+    until(lambda: len(config._opened) == 2)
+    send(51)
+    assert told == [0.0, worker.HEARTBEAT_S, worker.HEARTBEAT_S]
+    sender.close()
+    assert sender.join(10)
 
 
 def test_worker_retries_errors_and_logs_once(caplog):
