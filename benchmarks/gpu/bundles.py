@@ -12,6 +12,7 @@ from benchmarks.bundles.samples import bundle_query, write_measured_bundle
 from gemel.models import zoo
 from gemel.models.bits import Bits
 from gemel.models.bundle import Bundle
+from gemel.models.export.export_document import export_documents
 from gemel.models.quantization import choices, pack
 
 CLASSES = ("car", "bus", "truck")
@@ -32,10 +33,16 @@ def size_of(model: str, small: bool) -> int:
 
 
 def bundle_of(
-    path: Path, names: Sequence[str], model: str, small: bool, width: Bits | None = None, shared: bool = True
+    path: Path,
+    names: Sequence[str],
+    model: str,
+    small: bool,
+    width: Bits | None = None,
+    shared: bool = True,
+    has_documents: bool = False,
 ) -> Bundle:
     """Queries of one model that share all convolutions, unless not `shared`; with a width every weight that can be is
-    stored so.
+    stored so, with `has_documents` their networks, too.
     """
     size, models = size_of(model, small), {}
     for seed, name in enumerate(names):
@@ -47,8 +54,10 @@ def bundle_of(
         for key, tensor in own.state_dict().items():
             if shared and tensor.ndim == 4:
                 tensor.copy_(first[key])
+    queries = [bundle_query(name, model, CLASSES, size) for name in names]
     stored = {} if width is None else {"packed": {name: _pack_weights(one, width) for name, one in models.items()}}
-    return write_measured_bundle(path, models, [bundle_query(name, model, CLASSES, size) for name in names], **stored)
+    documents = export_documents(models, queries) if has_documents else {}
+    return write_measured_bundle(path, models, queries, documents=documents, **stored)
 
 
 def _randomise(model: nn.Module) -> nn.Module:

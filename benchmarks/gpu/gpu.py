@@ -49,6 +49,7 @@ STAGES: Mapping[str, Stage] = {
     "swap": Stage("swapping", "swap", 90),
     "speed": Stage("running", "speed", 180),
     "joint": Stage("passes", "joint", 90),
+    "sessions": Stage("sessions", "share", 120),
     "serving": Stage("serving", "serve", 150),
     "merging": Stage("training", "merge", 180),
     "layout": Stage("training", "lay_out", 180),

@@ -339,6 +339,35 @@ def test_a_run_beyond_the_arena_fails_alone_with_a_reason(tiny):
     ], done.stderr  # fmt: skip
 
 
+SHRUNK = """
+import sys
+import numpy as np
+from gemel.edge_runtime.engines import mapped_session
+from gemel.edge_runtime.engines.mapped import open_sessions
+from gemel.models.bundle import open_bundle
+from gemel.models.process import private_bytes
+engines, frame = {}, np.zeros((16, 16, 3), np.uint8)
+for opened in open_sessions(open_bundle(sys.argv[1]), ["gate"]):
+    engines |= opened
+engines["gate"].outputs([frame] * 2000)
+before = private_bytes()
+engines["gate"].outputs([frame])
+kept = private_bytes()
+mapped_session.SHRINK_INTERVAL_S = 0.0
+engines["gate"].outputs([frame])
+print(before, kept, private_bytes())
+"""
+
+
+def test_a_run_gives_back_now_and_then_what_larger_batches_took(tiny):
+    prepare_bundle(tiny)
+    done = subprocess.run(
+        [sys.executable, "-c", SHRUNK, str(tiny.path)], capture_output=True, text=True, check=False, cwd=Path.cwd()
+    )
+    before, kept, shrunk = map(int, done.stdout.split())
+    assert shrunk < kept - 10e6 and kept > before - 2e6, done.stderr
+
+
 def test_a_file_system_without_mappings_is_an_engine_error(tiny, monkeypatch):
     prepare_bundle(tiny)
 

@@ -9,8 +9,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from benchmarks.gpu.bundles import bundle_of
 from gemel.cli import main
 from gemel.edge_runtime.engines import setup
+from gemel.edge_runtime.engines.base import FrameEngine
 from gemel.edge_runtime.engines.prepared import prepared_folder
 from gemel.edge_runtime.engines.provider_session import ProviderEngine, open_provider_sessions
 from gemel.edge_runtime.engines.providers import CPU, PROVIDERS, unavailable_reason
@@ -48,12 +50,27 @@ def test_provider_sessions_answer_as_torch_and_hold_their_weights(tiny, provider
         expected = np.concatenate([reference(tiny, name, seed).numpy() for seed in (1, 2)])
         np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-4)
     assert {engine.name for engine in engines.values()} == {f"onnx-{provider}"}
-    weights = sum(tiny.nbytes(name) for name in QUERIES for name in tiny.names_in_order(name))
+    weights = sum(map(tiny.nbytes, {weight for name in QUERIES for weight in tiny.names_in_order(name)}))
     assert are_paged(engines.values()) and held_bytes(engines.values()) >= 0.9 * weights
     (folder,) = [path for path in prepared_folder().iterdir() if path.is_dir()]
     del engines, engine, opened
     gc.collect()
     assert not folder.exists(), "the files go with the last engine"
+
+
+def test_provider_sessions_of_equal_weights_read_one_copy_and_answer_alike(tmp_path):
+    bundle = bundle_of(tmp_path / "alike", QUERIES, "cifar_resnet20", small=True, has_documents=True)
+    held, answers = list[int](), list[list[np.ndarray]]()
+    for shares_weights in (False, True):
+        engines: dict[str, FrameEngine] = {}
+        for opened in open_provider_sessions(bundle, QUERIES, CPU, shares_weights=shares_weights):
+            engines |= opened
+        gc.collect()
+        held.append(held_bytes(engines.values()))
+        answers.append([engine.outputs([picture(1)]) for engine in engines.values()])
+    assert held[1] < 0.5 * held[0], "all but norms and heads once"
+    for own, shared in zip(*answers, strict=True):
+        np.testing.assert_allclose(own, shared, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("provider", ABSENT)
