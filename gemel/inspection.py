@@ -19,14 +19,15 @@ from gemel.models.files.published import Published
 from gemel.models.files.weights import check_weights, load_weights
 from gemel.models.labels.layouts import SPLITS, Layout, find_layout
 from gemel.models.measures.evaluation import evidence_hint, find_gap
-from gemel.models.preprocess_check import describe_preprocess_problem
+from gemel.models.preprocess_check import describe_preprocess_problem, score_original
 from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
 from gemel.models.sharing.groups import Group, groups
 from gemel.models.sharing.layers import Signature, layers_of_all, model_bytes
 from gemel.models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
+from gemel.models.tasks import task_of
 from gemel.models.workload import Query, Workload
 from gemel.models.zoo import build_query
-from gemel.text import percent, size, table
+from gemel.text import key_text, number, percent, size, table
 
 MAX_GROUPS, MAX_NAMES = 12, 4
 """Groups in the text, and queries named for each."""
@@ -108,7 +109,14 @@ class Inspection:
 
     def to_text(self) -> str:
         """The models, then the groups that save most, for a terminal."""
-        rows = [(q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"])) for q in self.queries]
+        heads = ["query", "model", "layers", "bytes", "in groups"]
+        rows = [
+            [q["id"], q["model"], str(q["layers"]), size(q["bytes"]), size(q["shareable_bytes"])] for q in self.queries
+        ]
+        if any("val" in query for query in self.queries):
+            heads.append("original on val")
+            for row, query in zip(rows, self.queries, strict=True):
+                row.append(_describe_score(query))
         shown = [
             (size(one.saved_bytes), size(one.bytes), one.signature, one.paired,
              join_names([query for query, _ in one.members], MAX_NAMES))
@@ -119,7 +127,7 @@ class Inspection:
         few = ", ".join(f"{percent(share, 0)} of the bytes in {count}" for count, share in self.heaviest)
         return "\n".join([
             *(f"{line}\n" for line in self.alike),
-            table(("query", "model", "layers", "bytes", "in groups"), rows),
+            table(heads, rows),
             "",
             f"{len(rows)} models, {size(self.total_bytes)}; {few} of {layers} layers",
             f"layer-sharing bound: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes saved "
@@ -135,6 +143,12 @@ class Inspection:
         ])  # fmt: skip
 
     __repr__ = to_text
+
+
+def _describe_score(row: Mapping[str, Any]) -> str:
+    if "val" not in row:
+        return "no labels"
+    return f"{number(row['val'], 2)} {key_text(row['metric'])}, {row['val_frames']} frames"
 
 
 def inspect_addition(workload: Workload, onto: str | Path) -> dict[str, Any]:
@@ -169,12 +183,12 @@ def inspect_workload(
     another model is shared whole, and each original is scored on some frames of its labelled val.
     """
     layers = layers_of_all(workload.queries)
-    states, weak = {}, list[str]()
+    states, scores, weak = {}, dict[str, dict[str, Any]](), list[str]()
     for query in workload.queries if weights else ():
         if query.weights is not None and query.weights.exists():
             model = load_weights(query, build_query(query))
             states[query.id] = model.state_dict()
-            weak += _weak_original(query, model)
+            weak += _score_original(query, model, scores)
     twins = copies(states)
     found = groups(layers, signature, likeness=cosine_likeness(states) if weights else None)
     shareable = Counter[str]()
@@ -186,7 +200,7 @@ def inspect_workload(
     sizes = {query.id: model_bytes(query) for query in workload.queries}
     queries = tuple(
         {"id": query.id, "model": query.model, "layers": counts[query.id], "bytes": sizes[query.id],
-         "shareable_bytes": shareable[query.id]}
+         "shareable_bytes": shareable[query.id], **scores.get(query.id, {})}
         for query in workload.queries
     )  # fmt: skip
     notes = [f"{query}: its weights equal those of {other}, so all of it is shared" for query, other in twins.items()]
@@ -276,14 +290,18 @@ def _missing_evidence(workload: Workload) -> Iterator[str]:
                 yield f"{query.id}: no evidence: {gap}; {evidence_hint(query)}"
 
 
-def _weak_original(query: Query, model: nn.Module) -> Iterator[str]:
-    """What an original's answers say about its preprocessing, where its val has labels that prove something."""
+def _score_original(query: Query, model: nn.Module, scores: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Put what an original reaches on its labelled val into `scores`; yield what that says about its preprocessing."""
     with contextlib.suppress(InputError):  # reported by missing_inputs
         if query.data is None or find_layout(query) is None:
             return
         val = load_split(query, "val")
-        if val.labels is not None and not find_gap(query, val, val.labels):
-            text, remedy = describe_preprocess_problem(query, model, val)
+        if val.labels is None:
+            return
+        reached, frames = score_original(query, model, val)
+        scores[query.id] = {"metric": task_of(query).metric, "val": reached, "val_frames": frames}
+        if not find_gap(query, val, val.labels):
+            text, remedy = describe_preprocess_problem(query, model, val, reached)
             if text:
                 yield f"{query.id}: {text}; {remedy}"
 

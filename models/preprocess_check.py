@@ -16,8 +16,8 @@ from gemel.models.tasks import task_of
 from gemel.models.workload import Query
 from gemel.models.zoo import is_zoo_name, preprocess_of
 
-FRAMES = 24
-"""On so many a change is chosen, and on as many others it must hold."""
+FRAMES, SCORED_FRAMES = 24, 256
+"""On so many a change is chosen, and on as many others it must hold; at most so many score an original."""
 PLAINLY, STEP = 0.1, 0.02
 """By how much the metric must rise in all, and with each choice."""
 VALUES: tuple[dict[str, Any], ...] = (
@@ -40,32 +40,38 @@ class BetterPreprocess:
     frames: int
 
 
-def describe_preprocess_problem(
-    query: Query, model: nn.Module, val: Split, reached: float | None = None
-) -> tuple[str, str]:
+def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reached: float) -> tuple[str, str]:
     """Text and remedy where an original is near chance on its labelled val, or another preprocessing is plainly better.
 
-    `reached` is its metric on val; None: found on a few frames. Other ways are tried where it is near chance, and where
-    the preprocessing is not the zoo's own. Both are empty where there is nothing to say.
+    `reached` is its metric on val. Other ways are tried where it is near chance, and where the preprocessing is not the
+    zoo's own. Both are empty where there is nothing to say.
     """
     if val.labels is None:
         return "", ""
     metric = task_of(query).metric
-    if reached is None:
-        reached = _measure(query, model, val.at(_draw(val)), preprocess_of(query))
     weak = not is_competent(query, reached)
     better = None
     if weak or query.preprocess is not None or not is_zoo_name(query.model):
         better = find_better_preprocess(query, model, val, every=weak)
     if better is not None:
         keys = ", ".join(f"{key}: {_as_yaml(value)}" for key, value in better.keys.items())
-        text = f"its original reaches {better.own:.2f} {metric} on {better.frames} frames of val"
-        text = f"{text}, and {better.reached:.2f} with `preprocess: {{{keys}}}`"
-        return text, "write that into the query if it was trained so"
+        return (
+            f"its original reaches {better.own:.2f} {metric} on {better.frames} frames of val, and "
+            f"{better.reached:.2f} with `preprocess: {{{keys}}}`",
+            "write that into the query if it was trained so",
+        )
     if weak:
-        text = f"its original reaches only {reached:.2f} {metric} on val, which is no evidence"
-        return text, "train it longer, or on more frames, or check `weights`, `classes` and `preprocess`"
+        return (
+            f"its original reaches only {reached:.2f} {metric} on val, which is no evidence",
+            "train it longer, or on more frames, or check `weights`, `classes` and `preprocess`",
+        )
     return "", ""
+
+
+def score_original(query: Query, model: nn.Module, val: Split) -> tuple[float, int]:
+    """The metric of an original on its labelled val, and over how many frames drawn of it."""
+    drawn = val.at(_draw(val, SCORED_FRAMES))
+    return _measure(query, model, drawn, preprocess_of(query)), len(drawn)
 
 
 def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bool = True) -> BetterPreprocess | None:
@@ -91,8 +97,7 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bo
     before, after = (_measure(query, model, held_on, one) for one in (own, best))
     if after < before + PLAINLY:
         return None
-    keys = {one.name: getattr(best, one.name) for one in fields(best)}
-    changed = {key: value for key, value in keys.items() if value != getattr(own, key)}
+    changed = {one.name: value for one in fields(best) if (value := getattr(best, one.name)) != getattr(own, one.name)}
     return BetterPreprocess(changed, before, after, len(held_on))
 
 
@@ -132,9 +137,9 @@ def _measure(
     return score(task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels))
 
 
-def _draw(val: Split) -> list[int]:
+def _draw(val: Split, most: int = 2 * FRAMES) -> list[int]:
     """Frames at random: labels may alternate, so that even distances could meet one of them alone."""
-    return Random(0).sample(range(len(val)), min(len(val), 2 * FRAMES))
+    return Random(0).sample(range(len(val)), min(len(val), most))
 
 
 def _as_yaml(value: Any) -> str:

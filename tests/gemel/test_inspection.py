@@ -157,8 +157,18 @@ def test_inspect_with_weights_warns_of_labels_that_prove_nothing(complete, capsy
     assert line.startswith("a: no evidence: val holds ") and " frames of each of two answers are needed; add" in line
 
 
+@pytest.mark.parametrize("options", [[], ["--weights"]])
+def test_inspect_with_weights_says_what_each_original_reaches(options, tmp_path, capsys):
+    path = write_colours(tmp_path, preprocess={"mean": [0, 0, 0], "std": [1, 1, 1]})
+    assert main(["inspect", str(path), *options]) == 0
+    text = capsys.readouterr().out
+    assert text.count("1.00 balanced accuracy, 96 frames") == text.count("original on val") * 2 == 2 * len(options)
+
+
 def test_inspect_with_weights_names_a_preprocess_that_answers_better(tmp_path, capsys):
     path = write_colours(tmp_path, preprocess={"mean": [0, 0, 0], "std": [1, 1, 1], "channels": "bgr"})
     assert main(["inspect", str(path), "--weights", "--json"]) == 0
-    lines = [line for line in json.loads(capsys.readouterr().out)["warnings"] if "preprocess" in line]
+    found = json.loads(capsys.readouterr().out)
+    lines = [line for line in found["warnings"] if "preprocess" in line]
+    assert [(query["val"], query["val_frames"]) for query in found["queries"]] == [(0.0, 96), (0.0, 96)]
     assert [line[:2] for line in lines] == ["a:", "b:"] and all("`preprocess: {channels: rgb}`" in one for one in lines)
