@@ -116,7 +116,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gemel' has no attribute '{name}'")
     home = next((home for home, names in _HOMES.items() if name in names), "gemel.api")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    value = getattr(module, name)
+    value = globals()[name] = module.speak_python(value) if home == "gemel.api" else value
     return value
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
 from gemel.models.errors import InputError
 
+_OPTION = re.compile(r"(?<![^\s'\"`(])--([a-z]+(?:-[a-z]+)*)")
+_ARGUMENTS = {"from": "before", "duration": "duration_s"}
+"""Options whose arguments have another name."""
 MIN_SHOWN_SCORE = 0.25
 """Detections of a file's model with lower scores are left out by `predict`."""
 
@@ -40,6 +45,28 @@ if TYPE_CHECKING:
 Progress = Callable[..., None]
 ShownProgress = Progress | Literal["auto"] | None
 """A callable for events (models.stages), None for none, or "auto": a bar on a terminal and in a notebook."""
+
+
+def in_python(text: str) -> str:
+    """A text of the command line with its options as arguments: `--accept-unproven` as `accept_unproven`."""
+    return _OPTION.sub(lambda found: _ARGUMENTS.get(found[1], found[1].replace("-", "_")), text)
+
+
+def speak_python(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the errors of a user's input in words of Python."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except InputError as error:
+            others = error.others
+            for one in (error, *others):
+                InputError.__init__(one, *map(in_python, (one.where, one.problem, one.hint, one.key)))
+            error.others = others
+            raise
+
+    return call
 
 
 def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
@@ -338,15 +365,14 @@ def _show(progress: ShownProgress) -> Iterator[Progress]:
     """What to call with events; notes go to stderr as they come, unless the program has configured logging."""
     from gemel.models.notes import collect_notes
     from gemel.models.stages import silent
+    from gemel.progress import is_notebook, print_note, show_progress
 
     def show_note(note: str) -> None:
         if not logging.getLogger().handlers:
-            print(f"note: {note}", file=sys.stderr)
+            print_note(in_python(note), lambda line: print(line, file=sys.stderr))
 
     with collect_notes(show_note), ExitStack() as stack:
         if progress == "auto":
-            from gemel.progress import is_notebook, show_progress
-
             has_bars = is_notebook() or (sys.stderr is not None and sys.stderr.isatty())
             progress = stack.enter_context(show_progress()) if has_bars else None
         yield progress or silent

@@ -20,6 +20,7 @@ from gemel.models.files.extras import require_merge
 from gemel.models.notes import collect_notes
 from gemel.models.process import import_torch
 from gemel.process import ExitCode, LogHandler, SignalHandlers, exit_soon
+from gemel.progress import print_note
 
 _UsageError: Any = typer.BadParameter.__base__
 """Typer's UsageError, which has no public name: releases differ in where they keep their copy of Click."""
@@ -119,7 +120,7 @@ def _print_note(note: str) -> None:
     if os.environ.get("RANK", "0") == "0" and not any(
         isinstance(handler, LogHandler) for handler in logging.getLogger().handlers
     ):
-        _print(f"note: {note}", sys.stderr)
+        print_note(note, lambda line: _print(line, sys.stderr))
 
 
 def _describe(error: BaseException) -> str:

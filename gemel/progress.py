@@ -24,7 +24,6 @@ INTERVAL_S = 60.0
 """A log shows a frequent event, and that a stage still runs, at most once in this time."""
 FREQUENT_EVENTS = ("epoch", "part")
 POLL_INTERVAL_S = 1.0
-MAX_NAMES = 3
 
 
 @dataclass
@@ -141,6 +140,14 @@ class ProgressDisplay:
             else:
                 self._print_running(format_event(event, fields) if event != "part" else "", now)
 
+    def print_line(self, line: str) -> None:
+        """Print a line that is no event."""
+        with self._lock:
+            if self.bars is not None:
+                self.bars.console.print(line, highlight=False, markup=False)
+            else:
+                self._print(line, self._clock())
+
     def print_if_quiet(self) -> None:
         """Print the running stage if nothing was printed for a minute."""
         with self._lock:
@@ -175,14 +182,30 @@ def is_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
+_shown: list[ProgressDisplay] = []
+"""The displays that are open, the last one in use."""
+
+
+def print_note(note: str, print_alone: Callable[[str], object]) -> None:
+    """Print a note among the lines of the progress that is shown, with its time; without one by `print_alone`."""
+    (_shown[-1].print_line if _shown else print_alone)(one_line(f"note: {note}"))
+
+
 @contextmanager
 def show_progress(out: TextIO | None = None, limit_s: float | None = None) -> Iterator[Progress]:
     """Progress on `out` (default stderr): bars on a terminal, lines elsewhere. `limit_s` bounds the time left."""
     display = ProgressDisplay(out if out is not None else sys.stderr, limit_s=limit_s)
-    if display.bars is not None:
-        with display.bars:
+    _shown.append(display)
+    try:
+        with display.bars if display.bars is not None else _watch(display):
             yield display
-        return
+    finally:
+        _shown.remove(display)
+
+
+@contextmanager
+def _watch(display: ProgressDisplay) -> Iterator[None]:
+    """Print that a stage still runs, from a thread that ends with this block."""
     finished = threading.Event()
 
     def watch() -> None:
@@ -192,7 +215,7 @@ def show_progress(out: TextIO | None = None, limit_s: float | None = None) -> It
     watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()
     try:
-        yield display
+        yield
     finally:
         finished.set()
         watcher.join()

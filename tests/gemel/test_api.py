@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import gemel
-from gemel.api import _show
+from gemel.api import _show, in_python, plan
 from gemel.models.bundle import BundleQuery, Made, write_bundle
 from gemel.models.notes import add_note
 from gemel.models.workload import load_workload
@@ -190,6 +190,26 @@ def test_api_shows_notes_always_and_a_bar_on_a_terminal(monkeypatch, capsys):
     with _show("auto") as shown:
         shown("stage", name="counting sheep")
     assert "counting sheep" in capsys.readouterr().err
+
+
+def test_api_errors_and_notes_name_arguments_not_options(workload, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    wrong = {
+        "memory: 'lots'": lambda: gemel.plan(workload, gemel.Conditions(memory="lots")),
+        "device: ": lambda: gemel.simulate(workload, gemel.Conditions(device="moon")),
+        "method: ": lambda: gemel.merge(workload, tmp_path / "b.safetensors", method="nope"),
+    }
+    for text, call in wrong.items():
+        with pytest.raises(gemel.InputError) as caught:
+            call()
+        assert str(caught.value).startswith(text) and "--" not in str(caught.value)
+    with pytest.raises(gemel.InputError, match=r"^--memory: "):
+        plan(workload, gemel.Conditions(memory="lots"))  # what the command calls
+    assert in_python("give --max-minutes or `--from DIR`: /x--y/--z") == "give max_minutes or `before DIR`: /x--y/--z"
+    capsys.readouterr()
+    with _show(None):
+        add_note("a", "is not proven", "give --accept-unproven")
+    assert capsys.readouterr().err == "note: a: is not proven; give accept_unproven\n"
 
 
 def test_api_says_its_version_and_its_types(workload):

@@ -11,7 +11,7 @@ import pytest
 
 from gemel.merger.events import Event
 from gemel.models.stages import Stages
-from gemel.progress import EVENT_FORMATS, ProgressDisplay, format_event, show_progress
+from gemel.progress import EVENT_FORMATS, ProgressDisplay, format_event, print_note, show_progress
 
 ROOT = Path(__file__).parents[2]
 STAGE_EVENTS = {"stages", "stage", "part"}
@@ -153,6 +153,16 @@ def test_show_progress_file_gets_lines_and_the_thread_ends():
     assert not any(one.name == "progress" for one in threading.enumerate())
 
 
+def test_show_progress_notes_have_their_time(capsys):
+    with show_progress() as progress:
+        progress("stage", name="read")
+        print_note("gate.onnx: names no classes", print)
+    print_note("alone", print)
+    printed = capsys.readouterr()
+    assert re.fullmatch(r"\[ +\d+\.\d s\] note: gate.onnx: names no classes", printed.err.splitlines()[-1])
+    assert printed.out == "note: alone\n"
+
+
 def test_show_progress_terminal_shows_a_bar(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -162,6 +172,7 @@ def test_show_progress_terminal_shows_a_bar(monkeypatch):
         progress("stages", names=["read", "train"])
         progress("stage", name="train")
         progress("evaluate", query="gate")
+        print_note("gate.onnx: names no classes", print)
         progress("epoch", queries=["a"], epoch=1, epochs=4)
         progress("part", done=0.4, seconds_left=50.0)
         progress.bars.refresh()
@@ -177,3 +188,4 @@ def test_show_progress_terminal_shows_a_bar(monkeypatch):
     os.close(master)
     for text in ("train (2 of 2)", "evaluating merged model", "40 % done, about 50 s left", "at most 1 min 10 s left"):
         assert text in shown.decode()
+    assert "note: gate.onnx: names no classes" in shown.decode()
