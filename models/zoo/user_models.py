@@ -42,8 +42,8 @@ EXPORTED_HINT = (
     "give the PyTorch weights of the same network as `weights`, and its code as `model: package.module:factory`"
 )
 EXPORT_HINT = (
-    "export it as .onnx (torch.onnx.export, or its package's exporter) or .pt2 (torch.export.save), or give its code "
-    "as package.module:factory"
+    "export it as .onnx (torch.onnx.export, or its package's exporter) or .pt2 (torch.export.save), or name its "
+    "network in a workload (a name of the zoo, or package.module:factory) beside its `weights`"
 )
 DETECTOR_METHODS = ("loss", "distill")
 ONE_STAGE_METHODS = ("decode", "loss", "distill")
@@ -302,7 +302,9 @@ def is_external(model: str) -> bool:
 
 def check_suffix(model: str, where: str, key: str = "model") -> None:
     """Raise InputError for the path of a network in a form that is not read."""
-    pickled = dict.fromkeys((".pt", ".pth", ".pkl", ".torchscript"), "a pickled or TorchScript module")
+    pickled = dict.fromkeys(
+        (".pt", ".pth", ".pkl", ".torchscript"), "weights without their network, or a pickled or TorchScript module"
+    )
     if kind := (EXPORTED | pickled).get(Path(model).suffix.lower()):
         raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORT_HINT, key)
 

@@ -82,6 +82,10 @@ def test_wrong_arguments_are_one_line(tmp_path):
         gemel.load_model(path, preprocess={"scale": 1})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="min_score: is 'a'; give a number from 0 to 1"):
         gemel.load_model(path, min_score="a")  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match=r"'x\.pth' is weights without their network, .* name its network in a workload"
+    ):
+        gemel.load_model("x.pth")
     for call in (gemel.pack, gemel.compare_reports):
         for wrong in ("one.onnx", []):
             with pytest.raises(InputError, match="are no list of paths, or none"):
