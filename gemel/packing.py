@@ -121,6 +121,8 @@ def pack(
     written, for a file that cannot be read or is given twice.
     """
     out, paths = check_output(Path(out), overwrite=False), [Path(file).absolute() for file in files]
+    if frames is not None and not os.path.exists(frames):
+        raise InputError("--frames", f"{frames} does not exist", "give a video or a folder of pictures")
     stages = Stages(progress)
     stages.announce([READ, WRITE, PREPARE, *MEASURE.values()])
     stages.begin(READ)

@@ -85,15 +85,15 @@ def _read_models(models: Sequence[str], cameras: Mapping[str, str], ask: Ask) ->
     for (name, path), (_, camera) in zip(names.items(), pairs, strict=True):
         chosen = camera or (name if name in cameras else next(iter(cameras)) if len(cameras) == 1 else "")
         if chosen not in cameras:
-            hint = f"write {path.name}@CAMERA with one of: {join_names(cameras)}"
-            raise InputError("--model", f"nothing says which camera {path} looks at", hint)
+            problem = f"no camera '{chosen}'" if chosen else f"nothing says which camera {path} looks at"
+            raise InputError("--model", problem, f"write {path.name}@CAMERA with one of: {join_names(cameras)}")
         queries.append({"id": name, "camera": chosen, "model": str(path), **_describe_model(path, ask)})
     return queries
 
 
 def _split_model(text: str, cameras: Mapping[str, str]) -> tuple[Path, str]:
     file, sign, camera = text.rpartition("@")
-    if sign and camera in cameras:
+    if sign and (camera in cameras or file.lower().endswith(MODEL_FILES)):
         return Path(file).absolute(), camera
     return Path(text).absolute(), ""
 

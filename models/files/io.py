@@ -196,7 +196,7 @@ def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> st
         if isinstance(step, str) and step in schema.model_fields:
             schema = next(_schemas_in(schema.model_fields[step].annotation), schema)
     known = list(schema.model_fields)
-    near = difflib.get_close_matches(f"{location[-1]:.80}".lower(), known, n=1)
+    near = difflib.get_close_matches(f"{location[-1]:.80}".lower(), known, n=1, cutoff=0.65)
     return f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
 
 

@@ -124,7 +124,7 @@ def test_frames_that_fit_no_input_are_one_line(tmp_path, shape, problem):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("absent.mp4", "absent.mp4: data: does not exist"),
+        ("absent.mp4", "^frames: .*absent.mp4 does not exist"),
         ("empty", "empty: data: has neither splits nor frames"),
         ("text.mp4", "text.mp4: cannot be opened"),
     ],

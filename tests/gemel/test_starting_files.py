@@ -72,6 +72,7 @@ def test_answers_name_classes_and_preprocessing(folder):
     ([], ["door.onnx"], "no --camera NAME=SOURCE is given"),
     (["a=0"], [], "no --model FILE.onnx is given"),
     (["a=0", "b=1"], ["door.onnx"], "which camera .*door.onnx looks at; write door.onnx@CAMERA with one of: a, b"),
+    (["a=0", "b=1"], ["door.onnx@c"], "--model: no camera 'c'; write door.onnx@CAMERA with one of: a, b"),
     (["a=0"], ["door.onnx", "door.onnx"], "is given twice"),
     (["a=0"], ["hall.mp4"], "is no .onnx or .pt2 file"),
     (["a b=0"], ["door.onnx"], "a b"),

@@ -122,6 +122,7 @@ class _Schema(BaseModel, extra="forbid"):
         ("queries: [{id: a, fps: x}]", "queries[0].fps (a): input should be a valid integer"),
         ("queries: [{fps: 1}]", "queries[0].id: this key is missing; add it"),
         ("other: 1", "other: unknown key; remove it; the keys here are queries"),
+        ("square: 1", "square: unknown key; remove it; the keys here are queries"),
         ("- 1", "is not a mapping; start with `queries:`"),
         ("a: [", "is not YAML: line 1"),
     ],
