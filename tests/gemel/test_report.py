@@ -26,6 +26,7 @@ from gemel.report.geometry import (
 )
 from gemel.report.page import error_bars, first_screen, render_report, sorted_recalls
 from gemel.text import duration, percent, size
+from tests.docs.pages import REPOSITORY
 
 KEYS = {
     "proven",
@@ -136,6 +137,13 @@ def test_axis_ticks_are_round_and_hold_all_values():
     axis = Axis([0.943, 1.031])
     assert [round(value, 2) for value, _ in axis.ticks()] == [0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06]
     assert (axis.at(0.5), axis.at(1.0), axis.at(2)) == (0, pytest.approx(50), 100)
+
+
+def test_page_red_is_only_what_falls_short():
+    style = (REPOSITORY / "gemel/report/pages/style.css").read_text(encoding="utf-8")
+    rules = re.findall(r"([^{}]+)\{[^{}]*var\(--bad\)", style)
+    red = {word for rule in rules for word in re.findall(r"\.([\w-]+)", rule)}
+    assert red == {"bad", "failed", "lost", "name", "row", "small", "verdict", "way", "worse"}
 
 
 def test_age_axis_is_logarithmic():
