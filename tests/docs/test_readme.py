@@ -26,6 +26,19 @@ def test_readme_is_one_page_with_six_links_and_one_table() -> None:
     assert len(links) == 6 and README.count("<!-- table: ") == 1 and "one copy of the weights" in README
 
 
+def test_readme_first_table_gives_each_reader_a_row_with_figures_of_docs() -> None:
+    rows = [row.strip("|").split("|") for row in README.splitlines() if row.startswith("|")]
+    rows = rows[2 : next(at for at, row in enumerate(rows) if row[0].strip() == "way")]
+    assert rows[-1][0].strip() == "to decide"
+    told = "\n".join(page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs").glob("*.md"))
+    for reader in ("ONNX detectors, on one camera", "classifiers, few labels", "Frigate", "GPU servers", "to decide"):
+        (row,) = (row for row in rows if reader in row[0])
+        figures = re.findall(r"\d[\d.]+", row[1])
+        assert figures or "nothing" in row[1], reader
+        assert all(re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", told) for figure in figures), reader
+        assert re.fullmatch(r" \[[\w ]+\]\(docs/[\w.#-]+\) ", row[2]), reader
+
+
 def test_figures_of_the_demo_are_those_of_its_record(capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads((REPOSITORY / "benchmarks/measured/transcribed/demo.json").read_text(encoding="utf-8"))
     at = {head: index for index, head in enumerate(record["heads"])}
