@@ -21,7 +21,7 @@ from gemel.models.errors import InputError, join_names, one_line
 from gemel.models.files.io import Exact, read_json_lines, validate
 from gemel.models.sharing.layers import SetOutcome, weight_key
 from gemel.proof_file import find_proofs
-from gemel.text import bits_text, cost_text, networks_text, number, percent, size, state_text, table
+from gemel.text import bits_text, cost_text, networks_text, number, percent, saved_text, size, state_text, table
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
 LOG_SUFFIX = ".log.jsonl"
@@ -378,7 +378,7 @@ class BundleSummary:
             "",
             one_line(f"{manifest.workload}, method {manifest.method}")
             + f": {size(counts['before'])} became {size(counts['after'])}, "
-            f"{percent(counts['saved_fraction'])} saved (layer-sharing bound {percent(counts['ceiling_fraction'])})",
+            + saved_text(counts["saved_fraction"], counts["ceiling_fraction"]),
             "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
             "",
             self.outcomes.to_text(every_set),

@@ -135,7 +135,7 @@ class Inspection:
             self.predict_savings(),
             f"{self.flops.to_text()}{' at most' if self.flops.with_prefix < self.flops.alone else ''}",
             "",
-            table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "nothing to share",
+            table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "no layers fit",
             *([f"... and {more} more groups"] if more > 0 else []),
             *([PAIRING_HELP] if any(group.paired != "only" for group in self.groups) else []),
             *self.notes,

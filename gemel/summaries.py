@@ -10,7 +10,7 @@ from typing import Any
 from gemel.models.errors import one_line
 from gemel.process import SUMMARY, ExitCode
 from gemel.report.conclusion import draw_conclusion
-from gemel.report.document import NOTHING_SHOWN, Report
+from gemel.report.document import MIN_STRONG, NOTHING_SHOWN, Report
 from gemel.text import (
     bits_text,
     cost_text,
@@ -20,6 +20,7 @@ from gemel.text import (
     networks_text,
     number,
     percent,
+    saved_text,
     size,
     state_text,
     table,
@@ -39,8 +40,8 @@ def merge_text(merged: Row) -> str:
     change = flops_change_text(merged["flops_before"], merged["flops_after"], merged["flops_with_prefix"])
     total = (
         f"{merged['bundle']}: {size(merged['bytes_before'])} became {size(merged['bytes_after'])}, "
-        f"{percent(merged['saved_fraction'])} saved (layer-sharing bound {percent(merged['ceiling_fraction'])}), "
-        f"{change}, in {duration(merged['seconds'])}"
+        f"{saved_text(merged['saved_fraction'], merged['ceiling_fraction'])}, {change}, "
+        f"in {duration(merged['seconds'])}"
     )
     scores = [scores_text(merged["queries"])] if merged["queries"] else []
     costs = [cost_text(merged["cost"])] if merged["cost"] else []
@@ -68,6 +69,12 @@ def scores_text(queries: Sequence[Row]) -> str:
     ]  # fmt: skip
     heads = ("query", "metric", "original", "merged", "ratio", "answers as before", "target", "bits", "proof")
     reasons = [f"{row['id']}: {row['bits']}, since {row['why_bits']}" for row in queries if row["why_bits"]]
+    reasons += [
+        f"{row['id']}: a weak original ({number(row['original'], 2)} {key_text(row['metric'])}); to keep its accuracy "
+        "is no success: train it longer"
+        for row in queries
+        if row["worth"] and not row["reason"] and row["original"] < MIN_STRONG
+    ]
     return "\n".join([table(heads, rows), *([""] if reasons else []), *map(one_line, reasons)])
 
 

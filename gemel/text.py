@@ -51,6 +51,13 @@ def flops_change_text(before: float, after: float, with_prefix: float) -> str:
     return f"{flops_text(before)} became {flops_text(after)}{prefix}"
 
 
+def saved_text(saved: float, bound: float) -> str:
+    """The part of all bytes saved, beside the layer-sharing bound where that is no less."""
+    if saved <= bound:
+        return f"{percent(saved)} saved (layer-sharing bound {percent(bound)})"
+    return f"{percent(saved)} saved (layers alone {percent(bound)} at most: networks were replaced, or bits are fewer)"
+
+
 def cost_text(cost: Mapping[str, Any]) -> str:
     """What a merge took, what a GiB saved costs, and what it said before."""
     money = f", {money_text(cost['money'], cost['currency'])}" if cost["money"] is not None else ""
