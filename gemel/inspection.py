@@ -19,7 +19,7 @@ from gemel.models.files.published import Published
 from gemel.models.files.weights import check_weights, load_weights
 from gemel.models.labels.layouts import SPLITS, Layout, find_layout
 from gemel.models.measures.evaluation import evidence_hint, find_gap
-from gemel.models.preprocess_check import describe_preprocess_problem, score_original
+from gemel.models.preprocess_check import SCORED_FRAMES, describe_preprocess_problem, score_original
 from gemel.models.sharing.flop_rates import FlopRates, layers_by_query, whole_prefix_rates
 from gemel.models.sharing.groups import Group, groups
 from gemel.models.sharing.layers import Signature, layers_of_all, model_bytes
@@ -298,7 +298,7 @@ def _score_original(query: Query, model: nn.Module, scores: dict[str, dict[str, 
         val = load_split(query, "val")
         if val.labels is None:
             return
-        reached, frames = score_original(query, model, val)
+        reached, frames = score_original(query, model, val), min(len(val), SCORED_FRAMES)
         scores[query.id] = {"metric": task_of(query).metric, "val": reached, "val_frames": frames}
         if not find_gap(query, val, val.labels):
             text, remedy = describe_preprocess_problem(query, model, val, reached)

@@ -68,10 +68,9 @@ def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reac
     return "", ""
 
 
-def score_original(query: Query, model: nn.Module, val: Split) -> tuple[float, int]:
-    """The metric of an original on its labelled val, and over how many frames drawn of it."""
-    drawn = val.at(_draw(val, SCORED_FRAMES))
-    return _measure(query, model, drawn, preprocess_of(query)), len(drawn)
+def score_original(query: Query, model: nn.Module, val: Split) -> float:
+    """The metric of an original on SCORED_FRAMES of its labelled val."""
+    return _measure(query, model, val.at(_draw(val, SCORED_FRAMES)), preprocess_of(query), {})
 
 
 def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bool = True) -> BetterPreprocess | None:
@@ -94,7 +93,7 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bo
             best, reached = found, tried[found]
     if reached < least + PLAINLY:
         return None
-    before, after = (_measure(query, model, held_on, one) for one in (own, best))
+    before, after = (_measure(query, model, held_on, one, {}) for one in (own, best))
     if after < before + PLAINLY:
         return None
     changed = {one.name: value for one in fields(best) if (value := getattr(best, one.name)) != getattr(own, one.name)}
@@ -126,13 +125,12 @@ def _measure(
     model: nn.Module,
     split: Split,
     preprocess: Preprocess,
-    prepared: dict[tuple[Any, ...], PreparedFrames] | None = None,
+    prepared: dict[tuple[Any, ...], PreparedFrames],
 ) -> float:
     """The metric over these frames, with the threshold that suits them best; frames of one geometry are kept."""
     asked, task = replace(query, preprocess=preprocess), task_of(query)
     geometry = (preprocess.resize, preprocess.crop_fraction)
-    kept = {} if prepared is None else prepared
-    answers = predict(model, asked, kept.setdefault(geometry, PreparedFrames(asked, split)))
+    answers = predict(model, asked, prepared.setdefault(geometry, PreparedFrames(asked, split)))
     assert split.labels is not None
     return score(task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels))
 
