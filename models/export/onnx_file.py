@@ -39,7 +39,7 @@ class ExportedModel:
     inputs: dict[str, Shape]
     outputs: dict[str, Shape]
     nbytes: int
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The value as `gemel bundle export --json` prints it."""

@@ -86,6 +86,7 @@ def test_three_lines_give_a_merged_model_with_its_preprocessing(bundle):
 
 def test_three_lines_write_it_as_onnx(bundle, tmp_path):
     written = gemel.export(bundle, "a", tmp_path / "a.onnx")
+    assert "gemel.classes" in written.metadata and "gemel.classes" not in repr(written), "a repr is a line"
     session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
     model = gemel.open_bundle(bundle).build("a")
     batch = model.preprocess(np.full((48, 64, 3), 90, np.uint8))  # type: ignore[operator]
