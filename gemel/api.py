@@ -17,8 +17,8 @@ from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
 from gemel.models.errors import InputError
 
 _OPTION = re.compile(r"(?<![^\s'\"`(])--([a-z]+(?:-[a-z]+)*)")
-_ARGUMENTS = {"from": "before", "duration": "duration_s"}
-"""Options whose arguments have another name."""
+_ARGUMENTS = {"from": "before", "resume": "resume=True", "accept-unproven": "accept_unproven=True"}
+"""Options that are written otherwise as arguments."""
 MIN_SHOWN_SCORE = 0.25
 """Detections of a file's model with lower scores are left out by `predict`."""
 
@@ -48,7 +48,7 @@ ShownProgress = Progress | Literal["auto"] | None
 
 
 def in_python(text: str) -> str:
-    """A text of the command line with its options as arguments: `--accept-unproven` as `accept_unproven`."""
+    """A text of the command line with its options as arguments: `--max-minutes` as `max_minutes`."""
     return _OPTION.sub(lambda found: _ARGUMENTS.get(found[1], found[1].replace("-", "_")), text)
 
 

@@ -210,7 +210,7 @@ def test_api_errors_and_notes_name_arguments_not_options(workload, tmp_path, mon
     capsys.readouterr()
     with _show(None):
         add_note("a", "is not proven", "give --accept-unproven")
-    assert capsys.readouterr().err == "note: a: is not proven; give accept_unproven\n"
+    assert capsys.readouterr().err == "note: a: is not proven; give accept_unproven=True\n"
 
 
 def test_api_says_its_version_and_its_types(workload):
