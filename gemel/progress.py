@@ -89,7 +89,7 @@ class StageTracker:
     def describe_announced(self) -> str:
         """The stages that were announced last."""
         names = self.levels[-1].names
-        return f"{'1 stage' if len(names) == 1 else f'{len(names)} stages'}: {', '.join(names)}"
+        return f"{'1 stage' if len(names) == 1 else f'{len(names)} stages'}: {'; '.join(names)}"
 
     def describe_stage(self) -> str:
         """The running stage, after the stages that it is part of."""

@@ -478,6 +478,8 @@ class MergeContext:
     def _evaluate_original(self, query: Query) -> Reference:
         judge = OriginalJudge(self.data, self.evidence_config, self.proves, self.report, self.stages.add)
         reference = judge.evaluate(query)
+        if reference.doubt and not self.accept_unproven:
+            return reference  # it keeps its own weights, so nothing trains its norms
         if self._needs_eval_norms(query, reference):
             self.warn(f"{query.id}: BatchNorm recalibration harms its original; its norms stay in eval mode")
             return replace(reference, eval_norms=True)

@@ -111,9 +111,9 @@ def test_log_stages_are_nested(log):
         progress("stage", name="train")
     for name in ("unannounced", "again", "report"):
         progress("stage", name=name)
-    again = ["2 stages: read, train", "merge (2 of 3), train (2 of 2)"]
+    again = ["2 stages: read; train", "merge (2 of 3), train (2 of 2)"]
     assert texts(out) == [
-        "3 stages: render, merge, report", "render (1 of 3)", "merge (2 of 3)", *again, *again,
+        "3 stages: render; merge; report", "render (1 of 3)", "merge (2 of 3)", *again, *again,
         "merge (2 of 3), train (2 of 2), unannounced", "merge (2 of 3), train (2 of 2), again", "report (3 of 3)",
     ]  # fmt: skip
 

@@ -145,6 +145,17 @@ def test_original_harmed_by_recalibration_keeps_eval_norms(ctx: MergeContext) ->
     assert ctx.references["q2"].eval_norms is True
 
 
+def test_original_that_nothing_can_prove_is_not_recalibrated(
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(ctx, "_needs_eval_norms", lambda query, reference: tried.append(query.id))
+    ctx.proves = True
+    assert ctx.references["q0"].doubt and not tried
+    ctx.accept_unproven = True
+    assert ctx.references["q1"].doubt and tried == ["q1"]
+
+
 @pytest.mark.parametrize("first", range(6))
 def test_bisection_finds_the_first_option_that_holds(first: int) -> None:
     tried: list[int] = []
