@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemel.merger.checkpoint import Row, State, Step, StepCache, snapshot, storable
+from gemel.merger.assignment import QueryLoad, order_queries, partition
+from gemel.merger.checkpoint import Row, State, Step, StepCache, snapshot, snapshots, storable
 from gemel.merger.config import MEASUREMENT
 from gemel.merger.distributed import ProcessGroup
 from gemel.merger.donors import Donors
@@ -36,7 +38,7 @@ from gemel.models.device import retry_with_smaller_batch
 from gemel.models.measures.evaluation import EVIDENCE, Evidence, compare, load_labels, predict, score
 from gemel.models.notes import add_note
 from gemel.models.predictions import Prediction
-from gemel.models.sharing.layers import Layer, layers_of_all
+from gemel.models.sharing.layers import Layer, layers_of_all, model_bytes, weight_key, weight_of
 from gemel.models.sharing.plan import SharingPlan, tie
 from gemel.models.stages import Progress, Stages, silent
 from gemel.models.tasks import task_of
@@ -156,10 +158,24 @@ class MergeContext:
         self.stages.begin(stage, flops or pieces, is_bound=pieces is None)
         self.flops.on_change = (lambda: None) if flops is None else lambda: self.stages.reach(self.flops.total - before)
 
+    def assign_queries(self) -> list[list[str]]:
+        """Give each rank its queries, by what they share, compute and hold; those of each rank."""
+        kinds = {query: Counter[str]() for query in self.queries}
+        for layer in self.layers:
+            if not layer.head:
+                kinds[layer.query][layer.wide] += layer.bytes
+        loads = {
+            name: QueryLoad(float(self.flops.of(query)), model_bytes(query), kinds[name])
+            for name, query in self.queries.items()
+        }
+        parts = partition({query: loads[query] for query in order_queries(loads)}, self.group.size)
+        self.group.assign(parts)
+        return parts
+
     def open(self) -> None:
         """Load and evaluate everything now, in two stages, so that bad input is found before any training."""
         parts = self.data.parts
-        self.begin(READING, pieces=len(parts) * len(self.queries))
+        self.begin(READING, pieces=len(parts) * len(self.group.own(self.queries)))
         self.group.all_gather_object(partial(self._load, parts))
         self.begin(EVALUATING, pieces=sum(map(len, self.search.values())))
         own, began = self.group.own(self.queries), self.group.clock()
@@ -267,6 +283,32 @@ class MergeContext:
                 model.load_state_dict({**model.state_dict(), **states[query]})
         return made
 
+    def spread_models(
+        self, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State] | None = None
+    ) -> dict[str, nn.Module]:
+        """Fresh copies, tied; those of other ranks' queries are on the meta device, without values."""
+        queries = list(queries)
+        own = self.models(self.group.own(queries), states)
+        others = {query: build_query(self.queries[query], "meta") for query in queries if query not in own}
+        models = {query: own[query] if query in own else others[query].requires_grad_(True) for query in queries}
+        tie(models, plan)
+        for members in plan.shared:
+            present = [member for member in members if member[0] in models]
+            held = [member for member in present if member[0] in own]
+            if held and present[0] != held[0]:
+                first, path = present[0]
+                state = (states or {}).get(first) or self.bases[first].state_dict()
+                owner, name = weight_of(own[held[0][0]], held[0][1])
+                getattr(owner, name).data.copy_(state[weight_key(state, path)])
+        return models
+
+    def snapshots(self, models: Mapping[str, nn.Module]) -> dict[str, State]:
+        """A copy of the state of each of such models, on all ranks."""
+        own = {query: models[query] for query in self.group.own(models)}
+        found = {query: state for part in self.group.all_gather_object(lambda: snapshots(own))
+                 for query, state in part.items()}  # fmt: skip
+        return {query: found[query] for query in models}
+
     def tie_models(
         self, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State] | None = None
     ) -> dict[str, nn.Module]:
@@ -310,9 +352,14 @@ class MergeContext:
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
         """A joint training of these models with the originals as teachers, spread over the ranks of the group.
 
-        Where the outputs of its original are of another form, a model learns from that one's answers instead.
+        Where the outputs of its original are of another form, a model learns from that one's answers instead. Originals
+        of other ranks' queries that were loaded to compare weights are dropped.
         """
-        teachers = {query: self.originals[query] for query in models if self.train[query].answers is None}
+        own = self.group.own(models)
+        if self.group.size > 1:
+            self.data.drop_originals()
+        taught = [query for query in models if self.train[query].answers is None]
+        teachers = {query: self.originals[query] if query in own else models[query] for query in taught}
         return Training(
             models, self.train, recipe, self.flops, teachers, memory=self.memory,
             group=self.group, eval_norms=[query for query in models if self.has_eval_norms(query)],
@@ -470,7 +517,7 @@ class MergeContext:
 
     def _load(self, parts: Sequence[Mapping[str, Any]]) -> None:
         for part in parts:
-            for query in self.queries:
+            for query in filter(self.group.owns, self.queries):
                 part[query]
                 self._pieces_loaded += 1
                 self.stages.reach(self._pieces_loaded)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from gemel.merger.heartbeat import RESTART_HINT, Heartbeat
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Limits of the process group; `bucket_bytes` of gradients travel in one all-reduce."""
+    """Limits of the process group; about `bucket_bytes` of gradients travel at once."""
 
     max_processes: int = 4096
     timeout: timedelta = timedelta(days=7)  # ranks wait while one works alone; heartbeats find one that hangs
@@ -80,7 +80,8 @@ class ProcessGroup:
     """The processes of one merge as one of them sees it; a single process has rank 0 of size 1.
 
     All ranks call the collective methods in the same order. Within `local()` this rank is alone: `size` is 1 and no
-    method waits for another rank. Methods raise PeerError when another process has ended.
+    method waits for another rank. Methods raise PeerError when another process has ended. `order` has the queries in
+    the order of ranks (merger.assignment); `sent_bytes` counts what `exchange` sent.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -88,6 +89,8 @@ class ProcessGroup:
         self._size = size
         self._local_depth = 0
         self._owners: dict[str, int] = {}
+        self.order: list[str] = []
+        self.sent_bytes = 0
         self._clock_offset_s = 0.0
         self._objects: Any = dist.new_group(backend="gloo", timeout=CONFIG.timeout) if size > 1 else None
         if size > 1:
@@ -115,6 +118,7 @@ class ProcessGroup:
     def assign(self, parts: Sequence[Sequence[str]]) -> None:
         """Give each rank its queries, in order of rank."""
         self._owners = {query: rank for rank, part in enumerate(parts) for query in part}
+        self.order = list(self._owners)
 
     def owner(self, query: str) -> int:
         """The rank of this query; within `local()` this rank."""
@@ -174,20 +178,28 @@ class ProcessGroup:
             dist.all_reduce(total, group=self._objects)
         return total.tolist()
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum a contiguous tensor in place over all ranks, on its device."""
+    def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> None:
+        """Send a contiguous tensor to each of some ranks, and fill those that come from them, on their device."""
+        device = next(iter(sends.values())).device
+        group = None if device.type == "cuda" else self._objects
+        calls = [(dist.isend, sends), (dist.irecv, receives)]
+        steps = [
+            dist.P2POp(call, tensor, rank, group)
+            for call, tensors in calls for rank, tensor in tensors.items() if tensor.numel()
+        ]  # fmt: skip
+        self.sent_bytes += sum(tensor.nbytes for tensor in sends.values())
         with _peer_errors():
-            dist.all_reduce(tensor, group=None if tensor.is_cuda else self._objects)
-        return tensor
+            for step in dist.batch_isend_irecv(steps) if steps else ():
+                step.wait()
 
-    def sync_from_owners(self, tensors: Mapping[str, Sequence[Tensor]]) -> None:
-        """Copy each query's tensors from its rank to all others, in place."""
+    def gather_on_rank0(self, value: T) -> list[T]:
+        """The values of all ranks in their order on rank 0; elsewhere the own one."""
         if self.size == 1:
-            return
-        for query, own in tensors.items():
-            for tensor, value in zip(own, self.broadcast([one.detach() for one in own], self.owner(query))):
-                if self.owner(query) != self.rank:
-                    tensor.data.copy_(value)
+            return [value]
+        contents = [b""] * self.size if self.rank == 0 else None
+        with _peer_errors():
+            dist.gather_object(_to_bytes(value), contents, group=self._objects)
+        return [value] if contents is None else [_from_bytes(content) for content in contents]
 
     def _raise(self, outcome: _Outcome) -> None:
         if outcome.error:
@@ -204,46 +216,6 @@ class Resources:
     threads: int | None = None
     ray: str | None = None
     group: ProcessGroup = field(default=SINGLE_PROCESS)
-
-
-class GradReducer:
-    """Sums the gradients of some parameters over all ranks, in flat buckets."""
-
-    def __init__(self, group: ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
-        self._group, self._parameters = group, list(parameters)
-
-    def count_gradients(self) -> list[float]:
-        """1 for each parameter that has a gradient here, else 0."""
-        return [float(p.grad is not None) for p in self._parameters]
-
-    def reduce(self, touched: Sequence[float]) -> None:
-        """Put the sums into the gradients; `touched` counts the ranks that have one, a parameter without keeps None."""
-        bucket: list[nn.Parameter] = []
-        for parameter, count in zip(self._parameters, touched, strict=True):
-            if not count:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            bucket.append(parameter)
-            if sum(p.nbytes for p in bucket) >= CONFIG.bucket_bytes:
-                self._reduce_bucket(bucket)
-                bucket = []
-        if bucket:
-            self._reduce_bucket(bucket)
-
-    def _reduce_bucket(self, bucket: Sequence[nn.Parameter]) -> None:
-        grads = [p.grad for p in bucket if p.grad is not None]
-        total = self._group.all_reduce(torch.cat([grad.reshape(-1) for grad in grads]))
-        for grad, part in zip(grads, total.split([grad.numel() for grad in grads])):
-            grad.copy_(part.view(grad.shape))
-
-
-def partition(flops: Mapping[str, float], size: int) -> list[list[str]]:
-    """The queries of each rank: the heaviest first, each to the rank with the fewest FLOPs so far."""
-    parts: list[list[str]] = [[] for _ in range(size)]
-    for query in sorted(flops, key=lambda query: -flops[query]):
-        min(parts, key=lambda part: sum(flops[one] for one in part)).append(query)
-    return parts
 
 
 def check_consistent(group: ProcessGroup, identity: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from gemel.merger.config import MEASUREMENT, MergeOptions
 from gemel.merger.context import MergeContext, Ratio
 from gemel.merger.training.recipe import Recipe, flops_a_second
 from gemel.models.sharing.layers import model_bytes
-from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.sharing.plan import SharingPlan
 from gemel.models.sharing.similarity import equal_states
 from gemel.models.workload import Query
 
@@ -100,17 +100,19 @@ def evaluate_queries(
         return max(unsettled, Evaluated(ctx.ratio(query, model), settled), key=lambda one: one.ratio)
 
     found = ctx.for_each_query(cache, name, models, evaluate, *parts)
-    for query, model in models.items():
-        model.load_state_dict(found[query].settled, strict=False)
+    for query in ctx.group.own(models):
+        models[query].load_state_dict(found[query].settled, strict=False)
     return {query: one.ratio for query, one in found.items()}
 
 
 def tie_and_evaluate(
     ctx: MergeContext, cache: StepCache, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
 ) -> tuple[dict[str, nn.Module], dict[str, float]]:
-    """Fresh models of these queries, tied under a plan, with the better of both norm statistics; and their ratios."""
-    models = ctx.models(queries, states)
-    tie(models, plan)
+    """Fresh models of these queries, tied under a plan, with the better of both norm statistics; and their ratios.
+
+    They are spread over the ranks (`MergeContext.spread_models`).
+    """
+    models = ctx.spread_models(plan, queries, states)
     return models, evaluate_queries(ctx, cache, Step.TIED, models, MEASUREMENT.recalibration_frames)
 
 

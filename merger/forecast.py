@@ -22,6 +22,7 @@ from gemel.merger.prices import MachineKind, MergeTrial, read_trials, record_tri
 from gemel.merger.training.data import fork_rng
 from gemel.models.errors import InputError, duration_text, join_names, money_text
 from gemel.models.notes import add_note
+from gemel.models.sharing.plan import SharingPlan
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Forecast:
             recipe = replace(options.recipe, epochs=1, frames_per_epoch=FORECAST.trial_steps * options.recipe.batch)
             marks = list[tuple[float, float]]()
             with fork_rng(ctx.seed, ctx.device):
-                training = ctx.training(ctx.models(ctx.judged), recipe)
+                training = ctx.training(ctx.spread_models(SharingPlan(), ctx.judged), recipe)
                 training.after_step = lambda: marks.append((_synchronised_clock(), ctx.flops.total))
                 training.epoch()
             (begun, first), (ended, last) = marks[0], marks[-1]

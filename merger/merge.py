@@ -37,7 +37,6 @@ from gemel.merger.distributed import (
     Resources,
     check_consistent,
     is_later_start,
-    partition,
     run_on_ray,
     torch_threads,
 )
@@ -326,8 +325,7 @@ def _open_context(
     keeps_originals = not METHODS[method].searches and not options.bits and not options.share_prefix
     changes = METHODS[method].accepts and not keeps_originals
     ctx.proves, ctx.evidence_config, ctx.accept_unproven = changes, options.evidence, options.accept_unproven
-    parts = partition({query.id: float(ctx.flops.of(query)) for query in workload.queries}, group.size)
-    group.assign(parts)
+    parts = ctx.assign_queries()
     if group.size > 1:
         progress(Event.PROCESSES.value, queries=parts)
     more = [SHARING_PREFIXES] * options.share_prefix + [LOWERING] * bool(options.bits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -41,6 +41,11 @@ class LazyDict(Mapping[str, Made]):
             self._made[query] = self._make(self._queries[query])
         return self._made[query]
 
+    def drop(self, queries: Iterable[str]) -> None:
+        """Forget what was made of these queries; it is made again on its next use."""
+        for query in queries:
+            self._made.pop(query, None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._queries)
 
@@ -70,7 +75,7 @@ class WorkloadData:
         self.workload, self.device, self.group = workload, device, group
         self.reach: Callable[[float], None] = lambda done: None
         queries = self.queries = {query.id: query for query in workload.queries}
-        self.originals: Mapping[str, nn.Module] = LazyDict(queries, self._load_original)
+        self.originals: LazyDict[nn.Module] = LazyDict(queries, self._load_original)
         self.test: Mapping[str, PreparedFrames] = LazyDict(queries, partial(self._decode_split, "test"))
         self.val: Mapping[str, PreparedFrames] = LazyDict(queries, partial(self._decode_split, "val"))
         self.val_answers: Mapping[str, ValAnswers] = LazyDict(queries, self._answer_val)
@@ -84,6 +89,10 @@ class WorkloadData:
     def parts(self) -> tuple[Mapping[str, Any], ...]:
         """What is read before a merge begins."""
         return self.originals, self.test, self.val, self.train, self.search
+
+    def drop_originals(self) -> None:
+        """Free the originals of other ranks' queries."""
+        self.originals.drop(query for query in self.queries if not self.group.owns(query))
 
     def observe_original(self, query: str) -> Observed:
         """What val and footage say of an original compared with itself: what they could say at best."""

@@ -195,7 +195,7 @@ def _holding_subset(
     bystanders = set(models) - {query for query, _ in members}
     if len(kept) < 2 or not bystanders <= holding:
         return (), None
-    states: dict[str, State] = {**accepted.states, **snapshots(models)}
+    states: dict[str, State] = {**accepted.states, **ctx.snapshots(models)}
     for query, path in failing:
         if accepted.plan.tied_to([query]) == {query}:
             states[query] = dict(accepted.states[query])

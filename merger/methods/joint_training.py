@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gemel.merger.checkpoint import Step, snapshots
+from gemel.merger.checkpoint import Step
 from gemel.merger.context import MergeContext
 from gemel.merger.evaluate import all_met, objective, tie_and_evaluate, training_flops
 from gemel.merger.init.start import Start
@@ -20,7 +20,7 @@ from gemel.merger.methods.private import max_private_flops, train_private
 from gemel.merger.methods.registry import MergeTask
 from gemel.merger.training.loop import Diverged
 from gemel.merger.training.recipe import Recipe
-from gemel.models.sharing.plan import SharingPlan, tie
+from gemel.models.sharing.plan import SharingPlan
 
 
 def tie_plan(task: MergeTask, plan: SharingPlan, start: Start) -> MergeCandidate:
@@ -28,7 +28,7 @@ def tie_plan(task: MergeTask, plan: SharingPlan, start: Start) -> MergeCandidate
     ctx, queries = task.ctx, sorted(plan.queries() & task.ctx.queries.keys())
     models, ratios = tie_and_evaluate(ctx, task.checkpoint, plan, queries, start.initialise(plan))
     networks = {query: ctx.networks[query] for query in queries if query in ctx.networks}
-    return MergeCandidate(plan, snapshots(models), networks, ratios)
+    return MergeCandidate(plan, ctx.snapshots(models), networks, ratios)
 
 
 def train_together(
@@ -55,15 +55,14 @@ def train_jointly(task: MergeTask, tied: MergeCandidate, is_kin: bool) -> tuple[
         return tied, NOTHING
     with cache.open_step(Step.TRAINED) as step:
         if not step.done:
-            models = ctx.models(queries, tied.states)
-            tie(models, plan)
+            models = ctx.spread_models(plan, queries, tied.states)
             freeze_shared(models, lent_plan(ctx, plan))
             progress = cache.state(Step.PROGRESS)
             if not progress:
                 progress.update(nearest=tied, best=NOTHING, trained=False)
             try:
                 for ratios in train_epochs(ctx, models, recipe, cache, task.budget):
-                    trained = replace(tied, states={**tied.states, **snapshots(models)}, ratios=ratios)
+                    trained = replace(tied, states={**tied.states, **ctx.snapshots(models)}, ratios=ratios)
                     _compare(task, progress, trained)
                     if all_met(ratios, task.required) and not is_hard:
                         break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map
 from torchvision.ops import StochasticDepth
 
-from gemel.merger.distributed import SINGLE_PROCESS, GradReducer, ProcessGroup
+from gemel.merger.distributed import SINGLE_PROCESS, ProcessGroup
 from gemel.merger.training.data import Batches, MicroBatch, TrainingSet, default_device, fork_rng
 from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
 from gemel.merger.training.recipe import OPTIMIZER, Flops, Recipe
+from gemel.merger.training.shared_gradients import SharedGradients
 from gemel.merger.training.step_config import MemoryPlan, StepRollback, activation_checkpointing, autocast, place_frames
 from gemel.models.batchnorm import batchnorms_of, is_frozen
 from gemel.models.device import disable_tf32, empty_caches
@@ -45,9 +46,10 @@ class Training:
     one. BatchNorm layers stay in eval mode where their parameters are frozen, and in the queries of `eval_norms`; so
     does dropout where there is a teacher.
 
-    With a process group of several ranks, each rank runs the micro-batches of its own queries, gradients are summed,
-    and all ranks take the same optimiser step; buffers of other ranks' queries are copied at the end of an epoch. The
-    result is that of one process but for the order in which floats are added.
+    With a process group of several ranks, each rank trains its own queries; gradients of what ranks share are summed
+    among these (merger.training.shared_gradients), so each has the same shared weights. Models of other ranks' queries
+    are only looked at for what they share: they may be on the meta device. The result is that of one process, bit by
+    bit.
     """
 
     def __init__(
@@ -65,20 +67,27 @@ class Training:
         keep_freed_memory()
         self.models, self.sets, self.flops = models, sets, flops
         self.teachers, self._eval_norms = teachers or {}, eval_norms
-        self.device = next((p.device for model in models.values() for p in model.parameters()), default_device())
+        self._own, self._is_joint = group.own(models), group.size > 1
+        self.device = next((p.device for query in self._own for p in models[query].parameters()), default_device())
         self.memory, self._group = memory or MemoryPlan(), group
         self.memory.agree(recipe, group)
-        self._precisions = {query: self.memory.precision_of(model) for query, model in models.items()}
+        self._precisions = {query: self.memory.precision_of(models[query]) for query in self._own}
         self.recipe = self.memory.config(recipe).apply(recipe)
-        self._own = group.own(models)
         self.steps = math.ceil(recipe.contribution(map(len, (sets[query] for query in models))) / recipe.batch)
         """Optimiser steps in an epoch."""
-        self.optimiser = torch.optim.AdamW(self._parameter_groups(), lr=recipe.rate, eps=OPTIMIZER.epsilon, fused=True)
-        self._parameters = [p for parameters in self.optimiser.param_groups for p in parameters["params"]]
-        self._reducer = GradReducer(group, self._parameters) if group.size > 1 else None
+        users = {query: [p for p in model.parameters() if p.requires_grad] for query, model in models.items()}
+        groups, own = self._parameter_groups(), {id(p) for query in self._own for p in users[query]}
+        leaders = {id(p): query for query in reversed(list(models)) for p in users[query]}
+        self._parameters = [
+            (p, id(p) in own, group.owner(leaders[id(p)]) == group.rank) for one in groups for p in one["params"]
+        ]
+        """Each trained parameter, whether a query of this rank has it, and whether this rank tells its norm."""
+        groups = [{**one, "params": [p for p in one["params"] if id(p) in own]} for one in groups]
+        self.optimiser = torch.optim.AdamW(groups, lr=recipe.rate, eps=OPTIMIZER.epsilon, fused=True)
+        self._shared = SharedGradients(group, users, list(dict.fromkeys([*group.order, *models])))
         self.after_step: Callable[[], None] = lambda: None
         self.is_over: Callable[[], bool] = lambda: False
-        self._rollback = StepRollback(models.values())
+        self._rollback = StepRollback(models[query] for query in self._own)
         self.step = 0
         self._start_losses()
         own_sets = {query: sets[query] for query in models}
@@ -88,14 +97,14 @@ class Training:
             prepares=self._own, pins=self.device.type == "cuda",
         )  # fmt: skip
         self._watched, self._watched_originals = {}, {}
-        for query, model in models.items():
-            teacher, original = self.teachers.get(query), sets[query].original.query
+        for query in self._own:
+            model, teacher, original = models[query], self.teachers.get(query), sets[query].original.query
             watched = recipe.features > 0 and teacher is not None
             mine = watched_layers(sets[query].query, model) if watched else []
             theirs = watched_layers(original, teacher) if teacher is not None and watched else []
             alike = len(mine) == len(theirs)
             self._watched[query], self._watched_originals[query] = (mine, theirs) if alike else ([], [])
-        taught = [model for query, model in models.items() if query in self.teachers]
+        taught = [models[query] for query in self._own if query in self.teachers]
         self._momenta = {norm: norm.momentum for model in taught for norm in batchnorms_of(model) if norm.momentum}
 
     @property
@@ -113,8 +122,8 @@ class Training:
 
         Raises Diverged when a loss is not finite, and OutOfTime.
         """
-        for query, model in self.models.items():
-            model.train()
+        for query in self._own:
+            model = self.models[query].train()
             _freeze_modes(model, query in self._eval_norms, dropout=query in self.teachers)
         end = (self.epochs + 1) * self.steps
         with disable_tf32():
@@ -126,7 +135,6 @@ class Training:
                 self.step += 1
                 self.after_step()
         self._scale_momenta(1.0)
-        self._sync_buffers()
         losses = self._loss_values()
         if lost := [query for query, loss in losses.items() if not math.isfinite(loss)]:
             raise Diverged(", ".join(lost))
@@ -135,14 +143,16 @@ class Training:
         return self.loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a later step depends on; tensors are not copied."""
-        self._sync_buffers()
+        """Everything that a later step depends on, on rank 0; tensors are not copied."""
+        models = {query: self.models[query].state_dict() for query in self._own}
+        moments = {name: self.optimiser.state.get(p, {}) for name, p in self._named_parameters(self._own)}
+        parts = self._group.gather_on_rank0((models, moments))
         return {
             "step": self.step,
             "losses": self._loss_values(),
             "loss_count": self._loss_count,
-            "models": {query: model.state_dict() for query, model in self.models.items()},
-            "moments": {name: self.optimiser.state.get(p, {}) for name, p in self._named_parameters()},
+            "models": {query: state for models, _ in parts for query, state in models.items()},
+            "moments": {name: own for _, moments in parts for name, own in moments.items()},
             "step_config": [self.recipe.micro_batch, self.recipe.checkpointing],
         }
 
@@ -150,9 +160,10 @@ class Training:
         """Continue from the `state_dict` of the same training."""
         self.step, self._loss_count = state["step"], state["loss_count"]
         self._losses = {query: self._scalar(state["losses"][query]) for query in self._own}
-        for query, model in self.models.items():
-            model.load_state_dict(state["models"][query])
-        known = {p: state["moments"][name] for name, p in self._named_parameters() if state["moments"][name]}
+        for query in self._own:
+            self.models[query].load_state_dict(state["models"][query])
+        named = self._named_parameters(self._own)
+        known = {p: state["moments"][name] for name, p in named if state["moments"][name]}
         self.optimiser.state.clear()
         for p, moments in known.items():
             self.optimiser.state[p] = {name: value.to(p.device) for name, value in moments.items()}
@@ -168,13 +179,9 @@ class Training:
     def _loss_values(self) -> dict[str, float]:
         """The summed losses of all queries; the only place where the host waits for the GPU, once an epoch."""
         own = dict(zip(self._losses, torch.stack(list(self._losses.values())).tolist())) if self._losses else {}
-        parts = self._group.all_gather_object(lambda: own) if self._reducer else [own]
+        parts = self._group.all_gather_object(lambda: own) if self._is_joint else [own]
         found = {query: loss for part in parts for query, loss in part.items()}
         return {query: found[query] for query in self.models}
-
-    def _sync_buffers(self) -> None:
-        if self._reducer:
-            self._group.sync_from_owners({query: list(model.buffers()) for query, model in self.models.items()})
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """Weights decay, norms and biases (one dimension) do not. `factor` multiplies the learning rate.
@@ -197,10 +204,10 @@ class Training:
             {"params": slow, "weight_decay": 0.0, "factor": min(self.recipe.norms, OPTIMIZER.max_eval_norms)},
         ]
 
-    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every trained parameter as QUERY/NAME; a shared one appears under several names."""
-        for query, model in self.models.items():
-            for name, p in model.named_parameters(remove_duplicate=False):
+    def _named_parameters(self, queries: Iterable[str]) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every trained parameter of these queries as QUERY/NAME; a shared one appears under several names."""
+        for query in queries:
+            for name, p in self.models[query].named_parameters(remove_duplicate=False):
                 if p.requires_grad:
                     yield f"{query}/{name}", p
 
@@ -215,7 +222,28 @@ class Training:
             config = self.memory.reduce(self.recipe, self._group)
             self._place_frames()
             self._set_step_config(config.apply(self.recipe).micro_batch, config.checkpointing)
-        self._norms += nn.utils.clip_grad_norm_(self._parameters, OPTIMIZER.max_gradient_norm).double()
+        self._norms += self._clip_gradients().double()
+
+    @torch.no_grad()
+    def _clip_gradients(self) -> Tensor:
+        """Scale all gradients where their norm is above the maximum; that norm, f32 () on the device.
+
+        It is the norm of the norms of the parameters, in one order on all ranks.
+        """
+        zero = torch.zeros((), device=self.device)
+        told = [
+            torch.linalg.vector_norm(p.grad, dtype=torch.float32) if tells and p.grad is not None else zero
+            for p, _, tells in self._parameters
+        ]
+        norms = torch.stack(told) if told else zero
+        if self._is_joint and told:
+            norms = norms.new_tensor(self._group.all_reduce_scalars(norms.tolist()))
+        total = torch.linalg.vector_norm(norms)
+        factor = (OPTIMIZER.max_gradient_norm / (total + 1e-6)).clamp(max=1.0)
+        grads = [p.grad for p, own, _ in self._parameters if own and p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)  # type: ignore[attr-defined]
+        return total
 
     def _scale_momenta(self, factor: float) -> None:
         for norm, momentum in self._momenta.items():
@@ -240,16 +268,21 @@ class Training:
         try:
             for query, batch in self._batches.at(self.step).items():
                 losses[query] = self._backward(query, batch)
-            if self._reducer is None:
+                self._shared.take(query)
+            if not self._is_joint:
+                self._shared.finish()
                 self._make_moments()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             full = True
-        if self._reducer is not None:
-            full = self._reduce_gradients(full)
+        if self._is_joint:
+            full = any(self._group.all_reduce_scalars([float(full)]))
+            if not full:
+                self._shared.finish()
         if full:
             losses.clear()
+            self._shared.clear()
             self.optimiser.zero_grad(set_to_none=True)
             empty_caches()
             self._rollback.restore()
@@ -260,14 +293,6 @@ class Training:
         self._loss_count += len(self.models)
         return True
 
-    def _reduce_gradients(self, full: bool) -> bool:
-        """Sum the gradients over all ranks, unless one ran out of memory: then True on all."""
-        assert self._reducer is not None
-        any_full, *touched = self._group.all_reduce_scalars([float(full), *self._reducer.count_gradients()])
-        if not any_full:
-            self._reducer.reduce(touched)
-        return bool(any_full)
-
     def _count_flops(self) -> None:
         for query in self.models:
             count = sum(map(len, self._batches.micro_batches(query, self.step)))
@@ -277,7 +302,7 @@ class Training:
 
     def _make_moments(self) -> None:
         """Allocate AdamW's moments as it would itself, while the step can still be rolled back."""
-        for p in self._parameters:
+        for p, _, _ in self._parameters:
             if p.grad is not None and p not in self.optimiser.state:
                 step = torch.zeros((), dtype=torch.float32, device=p.device)
                 moments = (torch.zeros_like(p, memory_format=torch.preserve_format) for _ in range(2))

@@ -89,16 +89,14 @@ class SharingPlan:
 
 
 def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
-    """Make the members of each set use the first member's weight parameter; queries not given are left out."""
+    """Make the members of each set use the first member's weight parameter; queries not given are left out.
+
+    A weight on the meta device, without values, is used where no member has another.
+    """
     for members in plan.shared:
-        present = [(query, path) for query, path in members if query in models]
-        if not present:
-            continue
-        first, path = present[0]
-        owner, name = weight_of(models[first], path)
-        weight = getattr(owner, name)
-        for query, path in present[1:]:
-            owner, name = weight_of(models[query], path)
-            if getattr(owner, name).shape != weight.shape:
+        slots = {member: weight_of(models[member[0]], member[1]) for member in members if member[0] in models}
+        weights = sorted((getattr(*slot) for slot in slots.values()), key=lambda weight: weight.is_meta)
+        for (query, path), (owner, name) in slots.items():
+            if getattr(owner, name).shape != weights[0].shape:
                 raise InputError("sharing plan", f"{query}: {path} has another shape than {members[0]}", "", "shared")
-            setattr(owner, name, weight)
+            setattr(owner, name, weights[0])
