@@ -1,10 +1,10 @@
 """What a rank of a merge holds and sends: memory after a step beside one process, bytes beside a flat all-reduce.
 
-Usage: python -m benchmarks.merging.ranks [--ranks 4] [--workloads kin families mixed]
+Usage: python -m benchmarks.merging.ranks [--ranks 4] [--workloads half families mixed]
 
-Eight queries with random weights share all layers that they could. Memory is the anonymous part of the PSS of the
-fullest rank, counted above that of a process that has imported the merger; bytes are those of the rank that sends most,
-beside 2 (N - 1) / N of all trained bytes, what a ring of N ranks sends.
+Eight queries with random weights share layers in the first steps of a joint training. Memory is the anonymous part of
+the PSS of the fullest rank, counted above that of a process that has imported the merger; bytes are those of the rank
+that sends most, beside 2 (N - 1) / N of all trained bytes, what a ring of N ranks sends.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from gemel.merger.training.loop import OutOfTime
 from gemel.merger.training.recipe import Recipe
 from gemel.models.files.weights import save_weights
 from gemel.models.process import trim_heap
-from gemel.models.sharing.groups import groups
+from gemel.models.sharing.groups import Group, groups
 from gemel.models.sharing.plan import SharingPlan
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 
 WORKLOADS = {
-    "kin": ["resnet18"] * 8,
-    "families": ["resnet18", "shufflenet_v2_x2_0"] * 4,
-    "mixed": ["resnet18", "resnet34", "mobilenet_v2", "regnet_y_400mf"] * 2,
+    "half": (["resnet18"] * 8, 0.5),
+    "families": (["resnet18", "mobilenet_v3_large"] * 4, 0.7),
+    "mixed": (["resnet18", "resnet34", "mobilenet_v2", "regnet_y_400mf"] * 2, 1.0),
 }
+"""The models of the queries, and the part of the bytes that they could share which they do share."""
 SIDE, FRAMES, STEPS = 32, 8, 2
 RECIPE = Recipe(epochs=1, batch=4, micro_batch=4)
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -78,14 +79,23 @@ def anonymous_bytes() -> int:
     return int(rows["Pss_Anon"].split()[0]) * 1024
 
 
-def train(group: ProcessGroup, path: Path) -> dict[str, Any]:
+def take_groups(ctx: MergeContext, part: float) -> SharingPlan:
+    """The heaviest groups that together are at most this part of all."""
+    every, taken = groups(ctx.layers, "wide"), list[Group]()
+    for group in every:
+        if sum(one.bytes for one in (*taken, group)) <= part * sum(one.bytes for one in every):
+            taken.append(group)
+    return SharingPlan.of(taken)
+
+
+def train(group: ProcessGroup, path: Path, part: float) -> dict[str, Any]:
     """Some steps of a joint training: what this rank holds after them and sent in each."""
     before = anonymous_bytes()
     workload = load_workload(path)
     references: Any = {query.id: SimpleNamespace(eval_norms=False) for query in workload.queries}
     ctx = MergeContext(workload, references=references, group=group)
     ctx.assign_queries()
-    plan = SharingPlan.of(groups(ctx.layers, "wide"))
+    plan = take_groups(ctx, part)
     models = ctx.spread_models(plan, ctx.queries)
     training = ctx.training(models, RECIPE)
     training.is_over = lambda: training.step == STEPS
@@ -100,13 +110,13 @@ def train(group: ProcessGroup, path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(path: Path, size: int) -> list[dict[str, Any]]:
+def run(path: Path, part: float, size: int) -> list[dict[str, Any]]:
     """Train in this many processes; what each tells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     answers = PROCESSES.SimpleQueue()
-    ranks = [PROCESSES.Process(target=_run_rank, args=(variables, rank, path, answers)) for rank in range(size)]
+    ranks = [PROCESSES.Process(target=_run_rank, args=(variables, rank, path, part, answers)) for rank in range(size)]
     for rank in ranks:
         rank.start()
     found = [answers.get() for _ in ranks]
@@ -115,11 +125,11 @@ def run(path: Path, size: int) -> list[dict[str, Any]]:
     return found
 
 
-def _run_rank(variables: dict[str, str], rank: int, path: Path, answers: Any) -> None:
+def _run_rank(variables: dict[str, str], rank: int, path: Path, part: float, answers: Any) -> None:
     os.environ.update(variables, RANK=str(rank))
     torch.set_num_threads(1)
     with process_group() as group:
-        answers.put(train(group, path))
+        answers.put(train(group, path, part))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,8 +141,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     for name in given.workloads:
         with tempfile.TemporaryDirectory() as folder:
-            path = write_workload(Path(folder), WORKLOADS[name])
-            (alone,), ranks = run(path, 1), run(path, given.ranks)
+            models, part = WORKLOADS[name]
+            path = write_workload(Path(folder), models)
+            (alone,), ranks = run(path, part, 1), run(path, part, given.ranks)
         held, sent = max(rank["held"] for rank in ranks), max(rank["sent"] for rank in ranks)
         flat = 2 * (given.ranks - 1) / given.ranks * alone["trained"]
         rows.append(
