@@ -161,7 +161,8 @@ def evaluate(
         for query in load.queries:
             progress("evaluate", query=query.id)
             evaluations.append(evaluate_query(query, opened))
-            progress("test", query=query.id, ratio=evaluations[-1].row.ratio, target=query.accuracy_target)
+            row = evaluations[-1].row
+            progress("test", query=query.id, ratio=row.ratio, met=row.met, worth=row.worth, reason=row.reason)
             stages.add()
         command = shlex.join(["gemel", "eval", str(bundle), str(workload), "-o", str(out_dir), *options.flags()])
         report, page = build_report(opened, evaluations, model, budgets, options, command, progress)

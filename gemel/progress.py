@@ -290,12 +290,11 @@ def _round(f: Fields) -> str:
 def _test(f: Fields) -> str:
     values = f"{key_text(f['metric'])} {number(f['original'])} -> {number(f['merged'])}, " if "metric" in f else ""
     text = f"{f['query']} on test: {values}ratio {number(f['ratio'])}"
-    if f.get("reason"):
+    if f["reason"]:
         return f"{text} (no evidence: {f['reason']})"
-    if not f.get("worth", True):
+    if not f["worth"]:
         return f"{text} (no evidence: the original is too weak)"
-    met = f["met"] if "met" in f else f["ratio"] is not None and f["ratio"] >= f["target"]
-    return f"{text} (target {'met' if met else 'missed'})"
+    return f"{text} (target {'met' if f['met'] else 'missed'})"
 
 
 EVENT_FORMATS: dict[str, Callable[[Fields], str]] = {

@@ -29,8 +29,8 @@ from gemel.text import (
 Row = Mapping[str, Any]
 MAX_REASON = 90
 """Characters of a reason in a table; a note has all of it."""
-ORIGINAL = "original"
-"""The evidence of a query without labels."""
+PROVEN, ORIGINAL = "proven", "original"
+"""A state, and the evidence of a query without labels."""
 
 
 def merge_text(merged: Row) -> str:
@@ -64,7 +64,8 @@ def scores_text(queries: Sequence[Row]) -> str:
          target_status(row["met"], row["worth"], row["reason"])
          + ", against its own answers" * (row["evidence"] == ORIGINAL),
          bits_text(row["bits"], row["in_integers"]),
-         state_text(row["state"], row["lower_end"], row["from"], row["needs"]))
+         "of no worth without evidence" if row["reason"] and row["state"] == PROVEN
+         else state_text(row["state"], row["lower_end"], row["from"], row["needs"]))
         for row in queries
     ]  # fmt: skip
     heads = ("query", "metric", "original", "merged", "ratio", "answers as before", "target", "bits", "proof")

@@ -27,6 +27,12 @@ def test_scores_text_names_bits_and_why_there_are_no_fewer() -> None:
     assert "int8, in integers" in text and text.splitlines()[-1] == f"gate: int8, since {why}"
 
 
+def test_scores_text_calls_nothing_proven_without_evidence() -> None:
+    assert "proven: at least 96.0 %" in scores_text([ROW])
+    text = scores_text([{**ROW, "met": False, "reason": "its original reaches only 0.50 f1 on test"}])
+    assert "proven" not in text and "of no worth" in text
+
+
 def test_scores_text_names_weak_originals() -> None:
     weak = {**ROW, "original": 0.44, "merged": 0.59, "ratio": 1.34}
     assert scores_text([weak]).splitlines()[-1].startswith("gate: a weak original (0.44 F1)")
