@@ -100,6 +100,8 @@ def _judge_evidence(report: Report) -> Conclusion:
     if weak:
         many = len(weak) > 1
         reasons.append(f"the original{'s' * many} of {_join(weak)} {'are' if many else 'is'} too weak to judge by")
+    if changed := [row.query for row in report.offline if row.reason and not row.met]:
+        reasons.append(f"{_join(changed)} {'have' if len(changed) > 1 else 'has'} no evidence")
     if not ship:
         return Conclusion(f"Don't ship it: {' and '.join(reasons) or 'nothing is proved'}.", Tone.BAD, (), worse)
     unsure = _uncertainty(shipped)

@@ -179,9 +179,11 @@ def test_conclusion_begins_with_the_queries_without_evidence(proven):
     found = draw_conclusion(proven)
     assert found.sentence.endswith(
         "1 of 3 queries have no evidence: gate-people, all 24 frames of test have one answer (shut). "
-        "Ship it: the other two queries meet their accuracy target."
+        "Ship it for two of three: gate-people has no evidence."
     )
     assert found.tone is Tone.MIXED and "gate-people" not in found.ship and not found.worse
+    proven["offline"][1] |= {"met": True, "state": "unchanged"}
+    assert draw_conclusion(proven).sentence.endswith("Ship it: the other two queries meet their accuracy target.")
     for row in proven["offline"]:
         row |= blank
     found = draw_conclusion(proven)
