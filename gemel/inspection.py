@@ -32,7 +32,7 @@ from gemel.text import key_text, number, percent, size, table
 MAX_GROUPS, MAX_NAMES = 12, 4
 """Groups in the text, and queries named for each."""
 HEAVIEST_FRACTIONS = (0.5, 0.8)
-TRAINED_SUFFIX = ".safetensors"
+TRAINED_SUFFIXES = (".safetensors", ".onnx")
 INT8_BYTES = 1 / 4
 """Of float32; scales and what stays in float32 are left out."""
 PAIRING_HELP = (
@@ -309,8 +309,8 @@ def _score_original(query: Query, model: nn.Module, scores: dict[str, dict[str, 
 
 def _missing_weights(query: Query, file: Path) -> Iterator[InputError]:
     key, hint = f"weights ({query.id})", "correct the path, or let `gemel train` write it"
-    if query.weights is not None and Path(str(query.weights)).suffix != TRAINED_SUFFIX:
-        hint = f"correct the path; `gemel train` writes {TRAINED_SUFFIX} alone"
+    if query.weights is not None and Path(str(query.weights)).suffix not in TRAINED_SUFFIXES:
+        hint = f"correct the path; `gemel train` writes {' or '.join(TRAINED_SUFFIXES)}"
     if query.weights is None:
         yield InputError(file, "none are named", "name a file: `gemel train` writes it, `gemel merge` reads it", key)
     elif isinstance(query.weights, Published):

@@ -177,7 +177,7 @@ def test_untried_set_is_not_called_refused():
 
 def test_a_query_that_was_not_refused_is_not_blamed():
     why = {"after": "weights in int8", "ratio": 1.074, "required": 0.975}
-    text = outcomes(_row("layer1", "ab", "partly kept", {"c": why})).to_text()
+    text = outcomes(_row("layer1", "ab", "partly", {"c": why})).to_text()
     assert "c: keeps its own after weights in int8" in text and "107.4 %" not in text
 
 

@@ -130,7 +130,7 @@ def test_inspect_of_a_complete_workload_warns_of_nothing(complete, capsys):
     [
         (("gate.mp4", "gat.mp4"), "cameras.gate.source: "),
         (("a.safetensors", "b.safetensors"), "b.safetensors does not exist; correct the path, or let `gemel train`"),
-        (("a.safetensors", "b.pth"), "b.pth does not exist; correct the path; `gemel train` writes .safetensors alone"),
+        (("a.safetensors", "b.pth"), "b.pth does not exist; correct the path; `gemel train` writes .safetensors or"),
         (("weights: a.safetensors, ", ""), "weights (a): none are named; name a file"),
         (("data: data", "data: dat"), "dat does not exist; correct the path, or put frames there"),
         ((", data: data", ""), "data (a): no frames are named; name a folder or a video"),
