@@ -236,7 +236,7 @@ def _set_queries(row: SetRow) -> str:
 def _reasons(row: SetRow) -> str:
     found = [
         f"{query}: {percent(why.ratio)} of {percent(why.required)} after {why.after}"
-        if why.ratio is None or why.ratio < why.required
+        if why.ratio is None or why.required is None or why.ratio < why.required
         else f"{query}: keeps its own after {why.after}"
         for query, why in row.in_the_way.items()
     ]
