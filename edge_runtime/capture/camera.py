@@ -20,8 +20,8 @@ from gemel.models.files.video import OPENING_SHARE, RateGate
 from gemel.models.labels.data_notes import note_clipped_roi
 from gemel.models.preprocess import ASPECT_TOLERANCE
 
-POLL_INTERVAL_S = 0.1
-"""Interval at which a camera checks its decoder, and whether a retry is due."""
+POLL_INTERVAL_S = 0.25
+"""Interval at which a camera without a new frame checks its decoder, and whether a retry is due."""
 MAX_ABANDONED = 2
 """Decoders that never return, each with a thread, before no further one is started."""
 
@@ -85,9 +85,8 @@ class Camera:
 
     def stop(self) -> None:
         """End soon; returns at once."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._stopping = True
+        self._wake()
         if self._main is not None:
             self._main.stop()
 

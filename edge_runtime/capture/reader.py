@@ -26,6 +26,8 @@ from gemel.models.files.video import RateGate, Shot, Video, decode_shot
 
 MAX_LATE_S = 1.0
 """A file that is later than this skips the frames that it missed."""
+MAX_AHEAD_S = 0.25
+"""Frames of a file that are not wanted are decoded so early: each wait costs a wake-up."""
 RATE_FRAMES, RATE_WINDOW_S = 32, 10.0
 MAX_LENT = 2
 """Frames of a camera in FFmpeg's own memory: one that waits, and one that runs or is shown."""
@@ -261,7 +263,10 @@ class SourceReader:
         if self._config.live:
             media_s = self._clock() - playback.start
             return media_s if self._gate.passes(media_s) else None
-        if self._wait(playback.wait_s(file_s, self._clock())):
+        is_due, wait_s = self._gate.passes(file_s), playback.wait_s(file_s, self._clock())
+        if not is_due and wait_s <= MAX_AHEAD_S:
+            return None
+        if self._wait(wait_s):
             self._stopping.set()
             return None
-        return file_s if playback.passes(file_s, self._clock()) and self._gate.passes(file_s) else None
+        return file_s if playback.passes(file_s, self._clock()) and is_due else None

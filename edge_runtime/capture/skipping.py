@@ -80,13 +80,15 @@ class FrameSkipper:
 
     def choose(self, packet: Any) -> Skip:
         """The mode for PyAV's next packet of the stream."""
+        if self._fixed is not None:
+            return self._fixed
         is_key, at = packet.is_keyframe, _seconds(packet)
         if is_key and at is not None:
             if self._key_at is not None and at > self._key_at:
                 self._key_gaps.append(at - self._key_at)
             self._key_at = at
         self.leaves_out = False
-        if self._fixed is not None or (self.mode is Skip.NONKEY and not is_key):
+        if self.mode is Skip.NONKEY and not is_key:
             return self.mode  # frames between two key frames build on those before
         needed_fps = self._needed_fps()
         if self.mode is Skip.NONREF and self._is_late(at, needed_fps):

@@ -5,7 +5,6 @@ Memory is the page cache's: `memory.page_memory` reads in what the schedule load
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from gemel.models.bundle import Bundle
 from gemel.models.errors import InputError, message_of
 from gemel.models.export.network_outputs import OutputReader
 from gemel.models.predictions import Prediction
-from gemel.models.process import trim_heap
+from gemel.models.process import count_threads, trim_heap
 
 if TYPE_CHECKING:
     from gemel.edge_runtime.engines.mapped_session import MappedSession
@@ -197,7 +196,7 @@ def open_sessions(
 def _open_each(bundle: Bundle, query_ids: Sequence[str]) -> Iterator[dict[str, MappedEngine]]:
     from gemel.edge_runtime.engines.prepare import prepare_bundle
 
-    threads = usable_threads()
+    threads = count_threads()
     try:
         prepared = prepare_bundle(bundle, threads)
     except InputError as error:
@@ -213,9 +212,3 @@ def _open_each(bundle: Bundle, query_ids: Sequence[str]) -> Iterator[dict[str, M
     if reasons:
         query, reason = next(iter(reasons.items()))
         raise EngineError(f"query {query}: {reason}")
-
-
-def usable_threads() -> int:
-    """The threads of a run: as OMP_NUM_THREADS says, else one for each core that this process may use."""
-    text = os.environ.get("OMP_NUM_THREADS", "")
-    return int(text) if text.isdecimal() and int(text) > 0 else len(os.sched_getaffinity(0))

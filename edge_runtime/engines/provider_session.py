@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from gemel.edge_runtime.engines.base import EngineError
-from gemel.edge_runtime.engines.mapped import NAME, SessionEngine, usable_threads
+from gemel.edge_runtime.engines.mapped import NAME, SessionEngine
 from gemel.edge_runtime.engines.mapped_session import MappedSession, bound_arena, session_options
 from gemel.edge_runtime.engines.prepare_child import MIN_EXTERNAL_BYTES
 from gemel.edge_runtime.engines.prepared import MAKING, PreparedQuery, prepared_folder, remove_tree
@@ -30,7 +30,7 @@ from gemel.models.files.io import describe_problem
 from gemel.models.graph.activations import use_exact_products
 from gemel.models.graph.proto_graph import ProtoGraph
 from gemel.models.graph.query_graph import build_query_graph, count_norm_uses
-from gemel.models.process import trim_heap
+from gemel.models.process import count_threads, trim_heap
 
 DEVICES = {CUDA: "cuda", CPU: "cpu"}
 """By provider the device, as ONNX Runtime names it, on which equal weights of several sessions lie once."""
@@ -139,7 +139,7 @@ def open_session(
     Raises EngineError where the provider cannot be started here.
     """
     name, _ = PROVIDERS[provider]
-    options = session_options(usable_threads())
+    options = session_options(count_threads())
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if weights is None else level.ORT_ENABLE_EXTENDED
     use_exact_products(options)

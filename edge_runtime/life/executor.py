@@ -25,7 +25,7 @@ from gemel.edge_runtime.simulation.trace import TraceWriter
 from gemel.models.errors import one_line
 from gemel.models.predictions import Prediction
 
-MAX_IDLE_S, MIN_SLEEP_S = 0.1, 0.001
+MAX_IDLE_S, MIN_SLEEP_S = 0.25, 0.001
 WARM_UP_RUNS = 3
 """Of each query; the first pays for one-time setup, the best of the others counts."""
 WARM_UP_TIMEOUT_S = 120.0
@@ -333,9 +333,15 @@ class Executor:
         self._last_plan = self._make_plan()
 
     def step(self) -> bool:
-        """Take a snapshot, decide, apply; False when there was nothing to load or run. Raises PolicyFailed."""
+        """Take a snapshot, decide, apply; False when there was nothing to load or run. Raises PolicyFailed.
+
+        Where no frame waits, the policy is not asked.
+        """
         try:
             state = self._snapshot()
+            if not state.waiting:
+                self._wake_s = None
+                return False
             decision = self._decide(state)
             return decision is not None and self._apply(state, decision)
         finally:

@@ -160,5 +160,8 @@ class Policy(Protocol):
         ...
 
     def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
-        """The next step. Afterwards resident footprints + the workspace of `query` are within the budget."""
+        """The next step; asked where a frame waits.
+
+        Afterwards resident footprints + the workspace of `query` are within the budget.
+        """
         ...

@@ -196,15 +196,16 @@ class SinkWorker:
 
     def reopen(self) -> None:
         """Reopen files and connections soon."""
-        with self._changed:
-            self._reopening = True
-            self._outbox.end_pause()
-            self._changed.notify()
+        self._reopening = True
+        self._end_pause()
 
     def close(self) -> None:
         """Deliver what waits if the sink takes it at once, then end; returns at once."""
+        self._closing = True
+        self._end_pause()
+
+    def _end_pause(self) -> None:
         with self._changed:
-            self._closing = True
             self._outbox.end_pause()
             self._changed.notify()
 

@@ -34,13 +34,12 @@ class RgbConverter:
         self._kind: object = None
         self._graph: Any = None
 
-    def __call__(self, frame: av.VideoFrame) -> np.ndarray:
-        """The frame turned as its display matrix (a b u, c d v, x y w) demands, uint8 (H, W, 3), contiguous."""
+    def __call__(self, frame: av.VideoFrame, matrix: tuple[int, ...] | None = None) -> np.ndarray:
+        """The frame turned as a display matrix (a b u, c d v, x y w) demands, uint8 (H, W, 3), contiguous."""
         import numpy as np
 
         image = self._convert(to_planar(frame, self._reformatter))
-        matrix = display_matrix(frame)
-        if matrix is not None:
+        if matrix:
             a, b, _, c, d = matrix[:5]
             if abs(b) > abs(a):
                 image, a, d = image.swapaxes(0, 1), c, b
@@ -76,9 +75,12 @@ def to_planar(frame: av.VideoFrame, reformatter: VideoReformatter) -> av.VideoFr
 
 
 def display_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """How a player turns the frame: nine values of fixed point; None where it says nothing."""
+    """How a player turns the frame: nine values of fixed point; None where it says nothing.
+
+    PyAV's frame and its side data then refer to each other: its picture lives until garbage is collected.
+    """
     found = frame.side_data.get("DISPLAYMATRIX")
-    return None if found is None else struct.unpack("=9i", bytes(found))
+    return struct.unpack("=9i", bytes(found)) if found else None
 
 
 def _prove_graph(frame: av.VideoFrame, expected: np.ndarray) -> Any | None:

@@ -157,6 +157,7 @@ class Video:
         self._frame: av.VideoFrame | None = None
         self._has_first: bool | None = None
         self._own_s: float | None = None  # its timestamp
+        self._matrix: tuple[int, ...] | None = None
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
@@ -166,8 +167,9 @@ class Video:
         self._frame = next(self._frames, None)
         if self._frame is None:
             return False
-        stamp = self._frame.dts if self._format == "avi" else self._frame.pts  # AVI has times of decoding only
-        self._own_s = None if stamp is None else float(stamp * (self._frame.time_base or self._stream.time_base))
+        if self._format == "avi":  # it has times of decoding only
+            self._frame.pts = self._frame.dts
+        self._own_s = self._frame.time
         time_s = self._clock.advance(self._own_s)
         self._longest_gap = max(self._longest_gap, (time_s - self.time_s, self.time_s))
         self.time_s, self._decoded = time_s, self._decoded + 1
@@ -186,7 +188,7 @@ class Video:
     def shot(self) -> Shot:
         """The frame advanced to; the expensive conversion to RGB is left to the caller."""
         assert self._frame is not None
-        return partial(self._convert, self._frame)
+        return partial(self._convert, self._frame, self._matrix)
 
     def watch_packets(self, begin: Callable[[Any], object], add: Callable[[Any], object]) -> None:
         """Call `begin` with PyAV's stream now, and `add` with each packet before it is decoded."""
@@ -196,7 +198,7 @@ class Video:
     def decode_with(self, begin: Callable[[Any], Callable[[Any], Sequence[av.VideoFrame]]], is_partial: bool) -> None:
         """Let what `begin` makes of PyAV's stream decode each packet; `is_partial` where it may leave frames out."""
         self._decode_packet = begin(self._stream)
-        self._is_partial = self._is_partial or is_partial
+        self._is_partial |= is_partial
 
     def close(self) -> None:
         """Close the file or connection."""
@@ -252,7 +254,7 @@ class Video:
         is_joining = not self._is_file
         try:
             for packet in self._packets:
-                if self._tap is not None and packet.size:
+                if self._tap and packet.size:
                     self._tap(packet)
                 if packet.is_corrupt:
                     self._holes.append(self.time_s)
@@ -275,13 +277,16 @@ class Video:
     def _note_frame(self, frame: av.VideoFrame) -> None:
         if frame.interlaced_frame:
             self._note_once("is interlaced: what moves is combed", "deinterlace it with `ffmpeg -vf bwdif`")
-        if (transfer := HDR_TRANSFERS.get(frame.color_trc)) is not None:
+        if transfer := HDR_TRANSFERS.get(frame.color_trc):
             text = f"is HDR ({transfer}), read without tone mapping: its colours are paler than on a screen"
             self._note_once(text, "convert it to SDR if the model was trained on SDR")
         elif (bits := frame.format.components[0].bits) > 8:
             self._note_once(f"has {bits} bits a colour, of which 8 are kept")
-        if (matrix := display_matrix(frame)) is not None and min(matrix[0], matrix[4]) <= 0:
-            self._note_once("is turned upright by its display matrix")
+        # Asked of every frame, this would keep the pictures of those that no query takes.
+        if frame.key_frame or self._decoded == 1:
+            self._matrix = display_matrix(frame)
+            if self._matrix and min(self._matrix[0], self._matrix[4]) <= 0:
+                self._note_once("is turned upright by its display matrix")
 
     def _note_losses(self) -> None:
         if self._format.startswith("mov"):  # elsewhere a packet may be half a frame or none, and an index has gaps

@@ -23,7 +23,6 @@ from gemel.models.graph.program_fields import ProgramFault, check_integer, get_l
 from gemel.models.graph.program_schema import CONSTANTS, CPU, STRIDED, WEIGHTS, ProgramDocument, ProgramWeight
 
 MODEL = "models/model.json"
-MAX_MEMBERS = 100_000
 MAX_DIRECTORY_BYTES = 2**24
 MAX_JSON_BYTES = 2**28
 MAX_WEIGHT_BYTES = 2**31 - 2**26

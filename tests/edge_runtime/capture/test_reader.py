@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemel.edge_runtime.capture.reader import (
+    MAX_AHEAD_S,
     MAX_LATE_S,
     FramePool,
     Playback,
@@ -85,6 +86,15 @@ def test_reader_skips_frames_beyond_the_rate(tmp_path):
     clip = write_clip(tmp_path / "c.mp4", 12, fps=12)
     assert [shot.index for shot in play_source(clip, fps=6)[1]] == [0, 2, 4, 6, 8, 10]
     assert [shot.index for shot in play_source(clip, fps=5)[1]] == [0, 3, 5, 8, 10]
+
+
+def test_reader_waits_for_wanted_frames_alone_and_decodes_others_a_little_ahead(tmp_path):
+    clip, clock = write_clip(tmp_path / "c.mp4", 24, fps=12), Clock()
+    assert times(play_source(clip, fps=4, clock=clock)[1]) == [(i, round(i / 12, 6)) for i in range(0, 24, 3)]
+    assert clock.left == 1000 - 8
+    clock = Clock()
+    assert times(play_source(clip, fps=1, clock=clock)[1]) == [(0, 0.0), (12, 1.0)]
+    assert 1000 - clock.left == 2 + 2 * 3 and clock.now - 100 >= 23 / 12 - MAX_AHEAD_S
 
 
 def test_reader_plays_folder_in_order(tmp_path):

@@ -157,8 +157,10 @@ def test_policy_failing_for_good_ends_the_executor():
 
 
 def test_executor_sleeps_until_the_named_moment():
-    box = StubBox(policy=StubPolicy(delay_s=0.03)).warm_up()
+    policy = StubPolicy(delay_s=0.03)
+    box, decisions = StubBox(policy=policy).warm_up(), policy.decisions
     assert not box.executor.step() and box.executor.sleep_s() == MAX_IDLE_S
+    assert policy.decisions == decisions  # it is not asked where no frame waits
     box.put("a")
     assert not box.executor.step() and box.executor.sleep_s() == pytest.approx(0.03)
     box.clock.now += box.executor.sleep_s() + 1e-6

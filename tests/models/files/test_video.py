@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from gemel.edge_runtime.capture.sources import CameraConfig, open_source
 from gemel.models.data import SPLITS, load_split
 from gemel.models.errors import InputError
-from gemel.models.files.video import MAX_JUMP_S, MediaClock
+from gemel.models.files.video import MAX_JUMP_S, MediaClock, Video
 from gemel.models.notes import collect_notes
 from tests.models.queries import make_query
 from tests.video_files import COUNT, FPS, TURNS, damage, draw_frame, set_turn, turn_frame, write_cover, write_video
@@ -187,3 +189,16 @@ def test_media_clock_rises_by_bounded_steps(stamps):
 def test_media_clock_follows_times_that_rise(steps, start):
     clock, own = MediaClock(FPS), [start, *(start + np.cumsum(steps))]
     assert [clock.advance(time_s) for time_s in own] == pytest.approx([time_s - start for time_s in own], abs=0.01)
+
+
+def test_video_frees_frames_that_no_query_takes(tmp_path):
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.closing(Video(str(write_video(tmp_path / "a.mp4")), lambda *_: None)) as video:
+            while video.advance():
+                pass
+            frames = [one for one in gc.get_objects() if isinstance(one, av.VideoFrame)]
+    finally:
+        gc.enable()
+    assert len(frames) < COUNT // 2, "a frame and its side data refer to each other"
