@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,26 +25,30 @@ from gemel.merger.training.recipe import Recipe
 from gemel.models.bundle import open_bundle, verify_bundle
 from gemel.models.errors import GemelError, InputError
 from gemel.models.workload import Workload, load_workload
+from tests.merger.kills import Killed, kill_after, store_at_every_chance
 from tests.merger.options import QUICK
 from tests.merger.two_ranks import run
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=64, micro_batch=16, frames_per_epoch=16, features=1.0)
 
 
-def train_jointly(group: ProcessGroup, path: Path) -> dict[str, Any]:
-    """A joint training of three models under the whole plan."""
+def train_jointly(group: ProcessGroup, path: Path, stored: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A joint training of three models under the whole plan, or the rest of it."""
     ctx = MergeContext(load_workload(path), group=group)
     ctx.assign_queries()
     plan = whole_plan(ctx, QUICK)
     models = ctx.spread_models(plan, ctx.queries)
     lacking = [query for query, model in models.items() if any(p.is_meta for p in model.parameters())]
-    training = ctx.training(models, RECIPE)
-    losses = [training.epoch() for _ in range(RECIPE.epochs)]
-    moments = training.state_dict()["moments"]
+    training, losses, states = ctx.training(models, RECIPE), list[float](), list[dict[str, Any]]()
+    if stored is not None:
+        training.load_state_dict(stored)
+    while training.epochs < RECIPE.epochs:
+        losses.append(training.epoch())
+        states.append(deepcopy(training.state_dict()))
     return {
-        "losses": losses, "states": ctx.snapshots(models), "own": group.own(ctx.queries),
-        "lacking": lacking, "flops": ctx.flops.total,
-        "moments": {name: own["exp_avg"].clone() for name, own in moments.items()},
+        "losses": losses, "states": ctx.snapshots(models), "own": group.own(ctx.queries), "lacking": lacking,
+        "flops": ctx.flops.total, "stored": states[0],
+        "moments": {name: own["exp_avg"] for name, own in states[-1]["moments"].items()},
     }  # fmt: skip
 
 
@@ -58,6 +63,23 @@ def merge_workload(group: ProcessGroup, path: Path, out: Path, method: str) -> d
     """A whole merge."""
     options = replace(QUICK, weights="int8", resources=Resources(1, None, group))
     return merge(load_workload(path), out, method, options=options).to_json()
+
+
+def merge_until_killed(group: ProcessGroup, path: Path, out: Path, writes: int) -> str:
+    """The same merge, which stores its state at every chance and ends in all ranks after so many times."""
+    with pytest.MonkeyPatch.context() as patch:
+        store_at_every_chance(patch)
+        kill_after(patch, writes)
+        try:
+            return str(merge_workload(group, path, out, "top-down"))
+        except Killed:
+            return "killed"
+
+
+def merge_resumed(group: ProcessGroup, path: Path, out: Path) -> None:
+    """The rest of it."""
+    options = replace(QUICK, weights="int8", resources=Resources(1, None, group))
+    merge(load_workload(path), out, resume=True, options=options)
 
 
 def call_collectives(group: ProcessGroup) -> dict[str, Any]:
@@ -140,6 +162,23 @@ def test_merge_in_two_processes_gives_the_same_bundle(workload: Workload, tmp_pa
     assert [one["met"] for one in first["queries"]] == [one["met"] for one in alone["queries"]]
     assert open_bundle(tmp_path / "alone.safetensors").digest == open_bundle(tmp_path / "both.safetensors").digest
     assert list(tmp_path.glob("*.work")) == []
+
+
+def test_training_of_two_processes_goes_on_in_one_or_three(workload: Workload) -> None:
+    both = run(train_jointly, workload.path)
+    for size in (1, 3):
+        for one in run(train_jointly, workload.path, both[0]["stored"], size=size):
+            assert one["losses"] == both[0]["losses"][1:]
+            found, expected = flatten(one["states"]), flatten(both[0]["states"])
+            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_merge_killed_in_two_processes_is_resumed_with_three(workload: Workload, tmp_path: Path) -> None:
+    merge_workload(ProcessGroup(), workload.path, tmp_path / "alone.safetensors", "top-down")
+    out = tmp_path / "both.safetensors"
+    assert run(merge_until_killed, workload.path, out, 5) == ["killed", "killed"]
+    run(merge_resumed, workload.path, out, size=3)
+    assert open_bundle(out).digest == open_bundle(tmp_path / "alone.safetensors").digest
 
 
 @pytest.mark.parametrize(
