@@ -76,7 +76,7 @@ def merge_until_killed(group: ProcessGroup, path: Path, out: Path, writes: int) 
             return "killed"
 
 
-def merge_resumed(group: ProcessGroup, path: Path, out: Path) -> None:
+def resume_merge(group: ProcessGroup, path: Path, out: Path) -> None:
     """The rest of it."""
     options = replace(QUICK, weights="int8", resources=Resources(1, None, group))
     merge(load_workload(path), out, resume=True, options=options)
@@ -177,7 +177,7 @@ def test_merge_killed_in_two_processes_is_resumed_with_three(workload: Workload,
     merge_workload(ProcessGroup(), workload.path, tmp_path / "alone.safetensors", "top-down")
     out = tmp_path / "both.safetensors"
     assert run(merge_until_killed, workload.path, out, 5) == ["killed", "killed"]
-    run(merge_resumed, workload.path, out, size=3)
+    run(resume_merge, workload.path, out, size=3)
     assert open_bundle(out).digest == open_bundle(tmp_path / "alone.safetensors").digest
 
 
