@@ -13,7 +13,7 @@ from torch import nn
 
 import gemel.merger.methods.gemel as module
 from gemel.merger import merge
-from gemel.merger.checkpoint import StepCache
+from gemel.merger.checkpoint import StepCache, snapshots
 from gemel.merger.context import Merged
 from gemel.merger.methods.gemel import attempt_set, smaller_set
 from gemel.merger.training.loop import Diverged
@@ -36,6 +36,9 @@ class ScriptedContext:
 
     def models(self, queries: Any, states: Any) -> dict[str, nn.Module]:
         return {query: _net(states[query]) for query in queries}
+
+    def snapshots(self, models: Any) -> dict[str, Any]:
+        return snapshots(models)
 
     def recalibrate(self, query: str, model: nn.Module) -> None:
         pass
