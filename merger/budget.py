@@ -13,6 +13,27 @@ from gemel.merger.context import MergeContext
 from gemel.merger.training.recipe import Flops
 
 
+def reserve_end(ctx: MergeContext, options: MergeOptions) -> MergeOptions:
+    """The options with less time, by what follows every search: models that are proven step by step, and test.
+
+    That is estimated by the time that the same frames took with the originals.
+    """
+    if options.max_minutes is None:
+        return options
+
+    def count_passes() -> dict[str, tuple[float, float]]:
+        found = dict[str, tuple[float, float]]()
+        for query in ctx.group.own(ctx.queries):
+            flops, footage = ctx.flops.of(ctx.queries[query]), ctx.data.footage[query]
+            proving = len(ctx.val[query]) + (len(footage.places) if footage else 0)
+            steps = proving * (1 + len(options.bits)) if ctx.proves and query in ctx.judged else 0
+            found[query] = flops * (steps + 2 * len(ctx.test[query])), flops * (proving + len(ctx.search[query]))
+        return found
+
+    to_come, evaluated = map(sum, zip(*ctx.gather(count_passes).values(), strict=True))
+    return replace(options, max_minutes=options.max_minutes - to_come / evaluated * ctx.evaluating_s / 60)
+
+
 @dataclass(frozen=True)
 class Budget:
     """No step begins once `flops` reaches `max_flops`, or the monotonic `clock` (seconds) reaches `ends`.
@@ -28,8 +49,9 @@ class Budget:
 
     @classmethod
     def of(cls, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Budget:
-        """The budget of the options, less the time that an interrupted merge has spent."""
-        left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
+        """The budget of the options; time counts from the beginning of the merge, without that between its starts."""
+        seconds = math.inf if options.max_minutes is None else 60 * options.max_minutes
+        left = ctx.group.broadcast(seconds - checkpoint.elapsed_s)
         max_flops, clock = math.inf if options.max_flops is None else options.max_flops, ctx.group.clock
         return cls(ctx.flops, max_flops, clock() + left, ctx.speed, clock)
 

@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 29
+FORMAT = 30
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -265,6 +265,11 @@ class Checkpoint(StepCache):
         """The identity, as a SHA-256."""
         return hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of work, of all starts."""
+        return self.seconds + time.monotonic() - self._opened
+
     def maybe_save(self) -> None:
         """Store everything if `save_interval_s` have passed since the last time."""
         if self.group.is_local:
@@ -279,7 +284,7 @@ class Checkpoint(StepCache):
         running = {path: training.state_dict() for path, training in self._trainings.items()}
         trainings = {**self._state.trainings, **running}
         cache = CacheState(self._state.done, self._state.loops, trainings, self._meter_total())
-        seconds = self.seconds + started - self._opened
+        seconds = self.elapsed_s
         if self.group.rank == 0:
             self._write(CheckpointFile(FORMAT, self._identity, seconds, cache))
         self._saved = time.monotonic()

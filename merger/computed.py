@@ -15,6 +15,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import storable
 from gemel.merger.context import MergeContext
 from gemel.merger.quantize import CONFIG
@@ -35,6 +36,7 @@ from gemel.models.notes import add_note
 from gemel.models.objects.candidates import BoxReader
 from gemel.models.quantization import PackedWeight
 
+OUT_OF_TIME = "the budget was over"
 CALIBRATION_FRAMES = 64
 """Frames of train on which ranges are measured, evenly spread."""
 MAX_WIDE_FRACTION = 0.1
@@ -179,16 +181,21 @@ def compute_query(
     packed: Mapping[str, PackedWeight],
     required: float,
     stored_ratio: float,
-    known: Mapping[str, ActivationRange] | None = None,
+    known: Mapping[str, ActivationRange] | None,
+    budget: Budget,
 ) -> Computed | None:
     """A query's ranges on train frames, empty where its ratio falls too far so; None where nothing is computed.
 
-    Ranges that are `known`, of the same network in other bits, are not measured again.
+    Ranges that are `known`, of the same network in other bits, are not measured again. All stay in float32 once the
+    budget is over.
 
     It falls too far below the required ratio, or, where packed weights alone (`stored_ratio`) miss that, by more than
     1 - kept_fraction. Then the activations that move its heads most stay in float32: 1, 2, 4 ... of them, up to
     `MAX_WIDE_FRACTION`.
     """
+    if budget.over:
+        add_note(query, f"its packed weights are not computed in integers: {OUT_OF_TIME}")
+        return None
     network = open_network(ctx, query, model, packed)
     if network is None:
         return None
@@ -200,10 +207,8 @@ def compute_query(
             return None
         if are_alike(frames):
             why = f"all {len(frames)} train frames that could calibrate its activations are alike"
-            return Computed({}, ctx.ratio(query, model), len(ranges), why)
-        return _fit_ranges(
-            ctx, query, model, network, frames, ranges, min(required, CONFIG.kept_fraction * stored_ratio)
-        )
+            return Computed({}, stored_ratio, len(ranges), why)
+        return _fit_ranges(ctx, query, model, network, frames, ranges, required, stored_ratio, budget)
     except Exception as error:  # ONNX Runtime's errors have no common type
         add_note(query, f"its packed weights are not computed in integers: {message_of(error)[:200]}")
         return None
@@ -216,11 +221,14 @@ def _fit_ranges(
     network: QueryNetwork,
     frames: Tensor,
     ranges: Mapping[str, ActivationRange],
-    least: float,
+    required: float,
+    stored_ratio: float,
+    budget: Budget,
 ) -> Computed:
     """The most ranges with which the query reaches the least ratio."""
+    least = min(required, CONFIG.kept_fraction * stored_ratio)
     order, wide, ratio = list(ranges), 0, 0.0
-    while wide <= max(1, MAX_WIDE_FRACTION * len(ranges)):
+    while wide <= max(1, MAX_WIDE_FRACTION * len(ranges)) and not budget.over:
         kept = {place: ranges[place] for place in order[wide:]}
         ratio = ctx.ratio(query, network.answerer(model, kept))
         if ratio >= least:
@@ -229,8 +237,8 @@ def _fit_ranges(
             errors = measure_errors(network.build({}), network.places, ranges, frames[:1].cpu().numpy())
             order.sort(key=errors.__getitem__, reverse=True)
         wide = max(1, 2 * wide)
-    why = f"in integers it reaches {ratio:.3f} of its original"
-    return Computed({}, ctx.ratio(query, model), len(ranges), why)
+    why = OUT_OF_TIME if budget.over else f"in integers it reaches {ratio:.3f} of its original"
+    return Computed({}, stored_ratio, len(ranges), why)
 
 
 def are_alike(frames: Tensor) -> bool:

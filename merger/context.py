@@ -132,7 +132,7 @@ class MergeContext:
         self.seed, self.progress, self.evidence_config = seed, progress, EVIDENCE
         self.proves, self.accept_unproven = False, False
         self.judged: list[str] = list(self.queries)
-        self.speed = math.inf
+        self.speed, self.evaluating_s = math.inf, 0.0
         self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan()
         self.trained: dict[str, bool] = {}
         self.expect: Callable[[Callable[[], float] | None], None] = lambda bound: None
@@ -180,7 +180,7 @@ class MergeContext:
         self.begin(EVALUATING, pieces=sum(map(len, self.search.values())))
         own, began = self.group.own(self.queries), self.group.clock()
         found = self.gather(lambda: {query: self.references[query] for query in own})
-        seconds = self.group.clock() - began
+        self.evaluating_s = seconds = self.group.clock() - began
         passes = sum(self.flops.of(query) * len(self.search[query.id]) for query in self.queries.values())
         self.speed = (self.flops.total + passes) / seconds if seconds > 0 else math.inf
         self.references = {query: found[query] for query in self.queries}

@@ -59,15 +59,15 @@ class Change(str, Enum):
     INT4 = "weights in int4"
 
 
+class Entry(str, Enum):
+    """Whether a step of the ladder begins; left out is one that could save less than its price."""
+
+    BEGINS = "begins"
+    LEFT_OUT = "left out"
+    OUT_OF_TIME = "out of time"
+
+
 class Repair(str, Enum):
     """What a repair of one query did."""
 
-    NORMS_AND_HEAD = "norms and head"
     ORIGINAL = "original"
-
-
-class Answer(str, Enum):
-    """How another query's network answers a query."""
-
-    UNCHANGED = "unchanged"
-    NORMS_AND_HEAD = "norms and head"

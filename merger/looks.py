@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -28,19 +27,8 @@ SUFFIX = ".looks.jsonl"
 MAX_BYTES, MAX_LINE_BYTES = 16 << 20, 1 << 16
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(Exact):
     """A merged model of a query (SHA-256) that was tried on data (SHA-256), the error it had, and when."""
-
-    query: str
-    data: str
-    model: str
-    error: float
-    date: str
-
-
-class LookRow(Exact):
-    """A look as the file has it."""
 
     query: str
     data: str
@@ -54,11 +42,8 @@ class LookFile:
 
     def __init__(self, workload: Path) -> None:
         self.path = workload.with_name(workload.name + SUFFIX)
-        rows = []
-        if self.path.exists():
-            for line, row in read_json_lines(self.path, "", MAX_BYTES, MAX_LINE_BYTES, torn=True):
-                rows.append(validate(f"{self.path}: line {line}", row, LookRow))
-        self.looks = [Look(**row.model_dump()) for row in rows]
+        rows = read_json_lines(self.path, "", MAX_BYTES, MAX_LINE_BYTES, torn=True) if self.path.exists() else ()
+        self.looks = [validate(f"{self.path}: line {line}", row, Look) for line, row in rows]
 
     def error(self, query: str, data: str, model: str) -> float:
         """The error that a proof of this model on this data has; models of one look have the same."""
@@ -74,14 +59,14 @@ class LookFile:
         for model in models:
             if not any((look.query, look.data, look.model) == (query, data, model) for look in self.looks):
                 date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                self.looks.append(Look(query, data, model, error, date))
+                self.looks.append(Look(query=query, data=data, model=model, error=error, date=date))
         return error
 
     def save(self) -> None:
         """Write the file, if there was any look; where that is not possible, a note says so."""
         if not self.looks:
             return
-        text = "".join(json.dumps(asdict(look)) + "\n" for look in self.looks)
+        text = "".join(json.dumps(look.model_dump()) + "\n" for look in self.looks)
         try:
             with open_atomic(self.path, overwrite=True) as file:
                 file.write(text.encode())

@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
-from torch import nn
-
 from gemel.merger.budget import Budget
-from gemel.merger.checkpoint import Checkpoint, Step
-from gemel.merger.computed import Computed, compute_query
+from gemel.merger.checkpoint import Checkpoint, Step, StepCache
+from gemel.merger.computed import OUT_OF_TIME, Computed, compute_query
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import Price, price_in_bytes, required_ratios
-from gemel.merger.events import Change, Event
+from gemel.merger.events import Change, Entry, Event
+from gemel.merger.methods.registry import enter_step, report_row
 from gemel.merger.quantize import Quantized, QuantizedWeight, max_flops, quantizable_weights, quantize
 from gemel.merger.shipped import Shipped
 from gemel.models.bits import AUTO_BITS, Bits
@@ -41,7 +40,7 @@ ORIGINALS_ARE_SMALLER = "the originals in as many bits are smaller than the merg
 class BitsTask:
     """What the steps work with: the options, the budget and the required ratios of a merge, and where results stay.
 
-    `wide` are the ratios in float32 of the queries that may have fewer bits, and `name` tells apart two climbs.
+    `queries` may have fewer bits, and `name` tells apart two climbs.
     """
 
     ctx: MergeContext
@@ -49,9 +48,19 @@ class BitsTask:
     checkpoint: Checkpoint
     budget: Budget
     required: Mapping[str, float]
-    wide: Mapping[str, float]
+    merged: Merged
+    queries: Sequence[str]
     alone: Merged | None
     name: str
+
+    @cached_property
+    def wide(self) -> Mapping[str, float]:
+        """Query -> its ratio in float32."""
+
+        def measure(_: StepCache, query: str) -> float:
+            return self.ctx.ratio(query, self.ctx.models([query], self.merged.states)[query].eval())
+
+        return self.ctx.for_each_query(self.checkpoint, Step.WIDE, self.queries, measure, self.name)
 
 
 def lower_bits(
@@ -75,10 +84,7 @@ def lower_bits(
     cost = max_flops(ctx, not is_auto)
     ctx.begin(LOWERING, flops=cost)
     required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
-    wide = ctx.for_each_query(
-        checkpoint, Step.WIDE, queries, lambda _, query: ctx.ratio(query, _wide_model(ctx, merged, query)), name
-    )
-    task = BitsTask(ctx, options, checkpoint, budget, required, wide, alone, name)
+    task = BitsTask(ctx, options, checkpoint, budget, required, merged, queries, alone, name)
     if has_packed_donors:
         computed = _compute(task, steps[0], steps[0])
         ranges = {query: result.ranges for query, result in computed.items() if result.ranges}
@@ -87,27 +93,15 @@ def lower_bits(
         weights = quantizable_weights(ctx, merged, bits, queries)
         before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
         possible = max(0, before - sum(weight.nbytes for weight in weights))
-        change = CHANGES[bits].value
-        price = price_in_bytes(ctx, options, cost)
-        if is_auto and possible <= price:
-            row = {"step": change, "possible_bytes": possible, "price_bytes": round(price), "flops": ctx.flops.total}
-            ctx.report(Event.LEFT_OUT, **row)
-            checkpoint.add_row(row)
+        price = price_in_bytes(ctx, options, cost) if is_auto else -1.0
+        entry = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name)
+        if entry is not Entry.BEGINS:
             too_little = f"{bits} could save too little beyond {steps[-1].bits}"
-            steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, too_little), **steps[-1].why})
-            break
-        if checkpoint.step(Step.RUNG_TIME, lambda: budget.over, change, name):
-            add_note("the budget", f"ended before '{change}', which could save up to {possible / 1e6:.1f} MB more",
-                     "raise --max-minutes or --max-flops")  # fmt: skip
-            checkpoint.add_row({"out_of_budget": change, "possible_bytes": possible, "flops": ctx.flops.total})
-            steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, "the budget was over"), **steps[-1].why})
+            reason = too_little if entry is Entry.LEFT_OUT else OUT_OF_TIME
+            steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, reason), **steps[-1].why})
             break
         steps.append(_store(task, steps[-1], merged, bits))
     return steps
-
-
-def _wide_model(ctx: MergeContext, merged: Merged, query: str) -> nn.Module:
-    return ctx.models([query], merged.states)[query].eval()
 
 
 def _wide_bytes(weight: QuantizedWeight) -> int:
@@ -125,7 +119,7 @@ def _store(task: BitsTask, before: Shipped, merged: Merged, bits: Bits) -> Shipp
 
     storage, alone = fit(Step.QUANTIZED, merged), task.alone
     if alone is not None and merged.plan != alone.plan:
-        smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits, list(task.wide)))
+        smallest = sum(weight.nbytes for weight in quantizable_weights(ctx, alone, bits, task.queries))
         instead = fit(Step.QUANTIZED_ORIGINALS, alone) if smallest < storage.nbytes else storage
         if instead.nbytes < storage.nbytes:
             ctx.warn(ORIGINALS_ARE_SMALLER)
@@ -146,7 +140,7 @@ def _compute(task: BitsTask, before: Shipped, shipped: Shipped) -> dict[str, Com
         is_calibrated = before.storage.bits and before.merged is shipped.merged
         known = before.activations.get(query) if is_calibrated else None
         ratio = storage.ratios.get(query, task.wide[query])
-        return compute_query(ctx, query, models[query], packed[query], task.required[query], ratio, known)
+        return compute_query(ctx, query, models[query], packed[query], task.required[query], ratio, known, task.budget)
 
     results = ctx.for_each_query(task.checkpoint, Step.COMPUTED, list(task.wide), compute, shipped.bits, task.name)
     return {query: result for query, result in results.items() if result is not None}
@@ -176,8 +170,7 @@ def _report(task: BitsTask, before: Shipped, shipped: Shipped, computed: Mapping
             **asdict(Price.of(ctx, ctx.queries[query], sizes[1][query], ratio)),
             "in_integers": bool(result and result.ranges), "bits": kinds,
         }  # fmt: skip
-        ctx.report(Event.STEP, **row)
-        task.checkpoint.add_row({**row, "flops": ctx.flops.total})
+        report_row(ctx, task.checkpoint, Event.STEP, row)
     ranges = {query: result.ranges for query, result in computed.items() if result.ranges}
     return replace(shipped, activations=ranges, why=why)
 

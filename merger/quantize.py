@@ -9,7 +9,6 @@ inputs of the query's heads), as few as suffice, found by bisection. A shared we
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from gemel.merger.methods.epochs import train_epochs
 from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
 from gemel.merger.training.loop import Diverged
 from gemel.merger.training.recipe import Recipe
-from gemel.models.bits import BIT_WIDTHS, FP32, Bits, stored_bytes
+from gemel.models.bits import BIT_WIDTHS, Bits, stored_bytes
 from gemel.models.quantization import WIDE, PackedWeight, choices, pack
 from gemel.models.sharing.layers import layers_of, weight_key
 from gemel.models.sharing.plan import tie
@@ -59,21 +58,16 @@ CONFIG = QuantizeConfig()
 @storable
 @dataclass(frozen=True)
 class Quantized:
-    """The bits of each query's tensors (by state dict key), changed norms, stored bytes by bits, and ratios.
+    """The bits of each query's tensors (by state dict key), changed norms, and ratios.
 
-    `needs` are the required ratios.
+    `nbytes` are those of all tensors that could have fewer bits, as they are stored; `needs` are the required ratios.
     """
 
     bits: dict[str, dict[str, Bits]] = field(default_factory=dict)
     norms: dict[str, State] = field(default_factory=dict)
-    stored_bytes: dict[str, int] = field(default_factory=dict)
+    nbytes: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     needs: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors that could have fewer bits, as they are stored."""
-        return sum(self.stored_bytes.values())
 
 
 @storable
@@ -176,15 +170,14 @@ def quantize(
     required: Mapping[str, float],
     cache: StepCache,
     budget: Budget,
-    wide: Mapping[str, float] | None = None,
+    wide: Mapping[str, float],
     trains: bool = True,
 ) -> Quantized:
     """How a merge's weights are stored; `required` are ratios. Without budget, short queries get float32.
 
-    `wide` are the ratios in float32 of the queries to store (of all, where it is not given); `trains`: norms, too.
+    `wide` are the ratios in float32 of the queries to store; `trains`: norms, too.
     """
-    search = _Search(ctx, merged, bits, required, cache, budget, wide, trains)
-    queries = list(ctx.judged if wide is None else wide)
+    search, queries = _Search(ctx, merged, bits, required, cache, budget, wide, trains), list(wide)
     weights, done, fits = quantizable_weights(ctx, merged, bits, queries), set[str](), dict[str, _Fit]()
     fitted: list[QuantizedWeight] = []
     for query in queries:
@@ -194,7 +187,7 @@ def quantize(
             fitted, fits, done = fitted + own, fits | found, done | set(component)
     norms = {query: fit.norms for query, fit in fits.items() if fit.norms}
     ratios = {query: fit.ratio for query, fit in fits.items()}
-    return Quantized(_bits_by_query(fitted), norms, _bytes_by_bits(fitted), ratios, search.needs)
+    return Quantized(_bits_by_query(fitted), norms, sum(one.nbytes for one in fitted), ratios, search.needs)
 
 
 def _bits_by_query(weights: Sequence[QuantizedWeight]) -> dict[str, dict[str, Bits]]:
@@ -205,13 +198,6 @@ def _bits_by_query(weights: Sequence[QuantizedWeight]) -> dict[str, dict[str, Bi
     return found
 
 
-def _bytes_by_bits(weights: Sequence[QuantizedWeight]) -> dict[str, int]:
-    sizes = Counter[str]()
-    for weight in weights:
-        sizes[weight.bits or FP32] += weight.nbytes
-    return dict(sizes)
-
-
 @dataclass
 class _Search:
     ctx: MergeContext
@@ -220,7 +206,7 @@ class _Search:
     required: Mapping[str, float]
     cache: StepCache
     budget: Budget
-    wide: Mapping[str, float] | None = None
+    wide: Mapping[str, float]
     trains: bool = True
     needs: dict[str, float] = field(default_factory=dict)
     evaluations: int = 0
@@ -228,16 +214,15 @@ class _Search:
 
     def fit(self, weights: list[QuantizedWeight], queries: list[str]) -> tuple[list[QuantizedWeight], dict[str, _Fit]]:
         """The weights of queries that share, widened until all hold, and how the queries do with them."""
-        wide = self.wide or self.ctx.for_each_query(
-            self.cache, Step.WIDE, queries, lambda _, query: self.ctx.ratio(query, self._model(query)), queries[0]
-        )
-        wide = {query: wide[query] for query in queries}
-        need = {query: self._need(query, ratio) for query, ratio in wide.items()}
+        need = {query: self._need(query, self.wide[query]) for query in queries}
         self.needs |= need
         fits = self._evaluate(weights, queries, need)
         while short := {query for query, fit in fits.items() if fit.ratio < need[query]}:
             if not any(weight.bits is not None and weight.used_by(short) for weight in weights):
                 break
+            if self.budget.over:
+                weights = [replace(weight, level=len(weight.options)) for weight in weights]
+                return weights, {query: _Fit(self.wide[query]) for query in queries}
             weights, widened, again = self._widen(weights, short, need)
             fits |= again
             touched = {query for weight in widened for query, _ in weight.places} - set(again)
@@ -361,7 +346,7 @@ class _Search:
             return _Fit(0.0)
         recipe, seen = CONFIG.tune_again if query in self.tuned else CONFIG.tune, cache.state(Step.TUNING)
         with suppress(Diverged):
-            for ratios in train_epochs(self.ctx, {query: model}, recipe, cache):
+            for ratios in train_epochs(self.ctx, {query: model}, recipe, cache, self.budget):
                 seen["epochs"] = seen.get("epochs", 0) + 1
                 if seen["epochs"] == recipe.epochs:
                     moved = {name: tensor for name, tensor in snapshot(model).items() if name not in frozen}

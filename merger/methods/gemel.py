@@ -63,7 +63,8 @@ class GemelSearch(Method):
                 break
             with checkpoint.open_step(Step.ROUND, str(index + 1)) as step:
                 if not step.done:
-                    step.value = _try_group(ctx, checkpoint, done["accepted"], queue, index, options.recipe, required)
+                    begun = done["accepted"]
+                    step.value = _try_group(ctx, checkpoint, budget, begun, queue, index, options.recipe, required)
             accepted, rows = step.value
             done.update(accepted=accepted, rounds=index + 1, rows=[*done["rows"], *rows])
             checkpoint.discard(Step.ROUND, str(index + 1))
@@ -102,6 +103,7 @@ class Attempt:
 def _try_group(
     ctx: MergeContext,
     cache: StepCache,
+    budget: Budget,
     accepted: Merged,
     queue: Sequence[Group],
     index: int,
@@ -112,10 +114,10 @@ def _try_group(
     group, rows = queue[index], list[Row]()
     next_saving = queue[index + 1].saved_bytes if index + 1 < len(queue) else 0
     members, best = group.members, Attempt((), None, {}, 0)
-    while len(members) > 1:
+    while len(members) > 1 and not (rows and budget.over):
         seed = (ctx.seed * len(queue) + index) * SEEDS_PER_ROUND + len(rows)
         before = cache.step(Step.BEGUN, lambda: ctx.flops.total, str(len(rows)))
-        attempt = partial(attempt_set, ctx, accepted, members, replace(recipe, seed=seed), required, cache)
+        attempt = partial(attempt_set, ctx, accepted, members, replace(recipe, seed=seed), required, cache, budget)
         tried = cache.step(Step.ATTEMPT, attempt, str(len(rows)))
         if len(tried.kept) > len(best.kept):
             best = tried
@@ -139,6 +141,7 @@ def attempt_set(
     recipe: Recipe,
     required: Mapping[str, float],
     cache: StepCache,
+    budget: Budget,
 ) -> Attempt:
     """Share one more set on top of what is accepted and retrain all models tied to it.
 
@@ -151,10 +154,12 @@ def attempt_set(
     notes = cache.state(Step.PROGRESS)
     history: list[dict[str, float]] = notes.setdefault("history", [])
     best: Attempt = notes.setdefault("best", Attempt((), None, {}, 0))
-    epochs = train_epochs(ctx, models, recipe, cache)
+    epochs = train_epochs(ctx, models, recipe, cache, budget)
     try:
         for epoch in range(len(history), recipe.epochs + 1):
-            ratios = next(epochs) if epoch else begun
+            ratios = next(epochs, None) if epoch else begun
+            if ratios is None:
+                break
             holding = set(queries_at_target(ratios, required))
             if sum(query in holding for query, _ in members) >= max(2, len(best.kept) + 1):
                 kept, merged = _holding_subset(ctx, accepted, members, models, holding, required)

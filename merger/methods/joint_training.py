@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gemel.merger.checkpoint import Step
+from gemel.merger.checkpoint import State, Step
 from gemel.merger.context import MergeContext
 from gemel.merger.evaluate import all_met, objective, tie_and_evaluate, training_flops
-from gemel.merger.init.start import Start
 from gemel.merger.methods.epochs import freeze_shared, train_epochs
 from gemel.merger.methods.ladder import NOTHING, MergeCandidate, saved_bytes
 from gemel.merger.methods.private import max_private_flops, train_private
@@ -23,10 +22,10 @@ from gemel.merger.training.recipe import Recipe
 from gemel.models.sharing.plan import SharingPlan
 
 
-def tie_plan(task: MergeTask, plan: SharingPlan, start: Start) -> MergeCandidate:
-    """All sets of a plan tied at their initial weights, and evaluated."""
+def tie_plan(task: MergeTask, plan: SharingPlan, states: Mapping[str, State]) -> MergeCandidate:
+    """All sets of a plan tied at these weights, and evaluated."""
     ctx, queries = task.ctx, sorted(plan.queries() & task.ctx.queries.keys())
-    models, ratios = tie_and_evaluate(ctx, task.checkpoint, plan, queries, start.initialise(plan))
+    models, ratios = tie_and_evaluate(ctx, task.checkpoint, plan, queries, states)
     networks = {query: ctx.networks[query] for query in queries if query in ctx.networks}
     return MergeCandidate(plan, ctx.snapshots(models), networks, ratios)
 
@@ -38,7 +37,7 @@ def train_together(
 
     Both are over all queries of the candidate: the second may be nothing.
     """
-    nearest, best = train_jointly(task.with_budget(task.budget.fraction(task.config.joint_budget)), tied, is_kin)
+    nearest, best = train_jointly(replace(task, budget=task.budget.fraction(task.config.joint_budget)), tied, is_kin)
     return train_private(task, nearest), best
 
 

@@ -7,17 +7,16 @@ is worth what it costs (`--effort`), and a merge out of time keeps the best cand
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
-from gemel.merger.checkpoint import Step, storable
+from gemel.merger.checkpoint import storable
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import Price, price_in_bytes, queries_at_target
-from gemel.merger.events import Change, Event
-from gemel.merger.methods.registry import MergeTask
+from gemel.merger.events import Change, Entry, Event
+from gemel.merger.methods.registry import MergeTask, enter_step
 from gemel.merger.methods.substitute import Networks
 from gemel.models.sharing.layers import model_bytes
 from gemel.models.sharing.plan import SharingPlan
@@ -72,13 +71,13 @@ class Search:
         """The search with the best of these and of what it has; what changes more must save more."""
         return replace(self, best=max(self.best, *map(self.join, candidates), key=self.saved_bytes))
 
-    def gain(self, rung: Rung) -> int:
-        """Bytes that a step could save beyond the best."""
-        return max(0, rung.possible_bytes(self) - self.saved_bytes(self.best))
+    def gain(self, possible: int) -> int:
+        """Bytes beyond the best of so many that could be saved."""
+        return max(0, possible - self.saved_bytes(self.best))
 
-    def price(self, rung: Rung) -> float:
-        """Bytes that a step must be able to save to be worth what it costs."""
-        return price_in_bytes(self.task.ctx, self.options, rung.max_flops(self))
+    def price(self, flops: float) -> float:
+        """Bytes that a step must be able to save to be worth so many FLOPs."""
+        return price_in_bytes(self.task.ctx, self.options, flops)
 
     def join(self, candidate: MergeCandidate) -> MergeCandidate:
         """A candidate with the networks and the identical weights of the queries that it leaves alone."""
@@ -110,25 +109,17 @@ def saved_bytes(ctx: MergeContext, merged: Merged) -> int:
     return replaced + merged.plan.saved_bytes(substituted.layers)
 
 
-class Rung(Protocol):
-    """A step of the ladder."""
+@dataclass(frozen=True)
+class Rung:
+    """A step of the ladder: what it changes, and what it does with a search.
 
-    @property
-    def change(self) -> Change:
-        """What it changes."""
-        ...
+    That is the most bytes that could be saved after it, the most FLOPs that it takes, and the search after it.
+    """
 
-    def possible_bytes(self, search: Search) -> int:
-        """The most bytes that could be saved after it."""
-        ...
-
-    def max_flops(self, search: Search) -> float:
-        """The most FLOPs that it takes."""
-        ...
-
-    def run(self, search: Search) -> Search:
-        """The search after it."""
-        ...
+    change: Change
+    possible_bytes: Callable[[Search], int]
+    max_flops: Callable[[Search], float]
+    run: Callable[[Search], Search]
 
 
 def climb(search: Search, rungs: Sequence[Rung]) -> Search:
@@ -136,14 +127,14 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
     task = search.task
     for index, rung in enumerate(rungs):
         task.ctx.expect(partial(_max_flops, search, rungs[index:]))
-        gain, price = search.gain(rung), search.price(rung)
-        if gain <= price:
-            task.report(Event.LEFT_OUT, step=rung.change.value, possible_bytes=gain, price_bytes=round(price))
-            continue
-        if task.checkpoint.step(Step.RUNG_TIME, lambda: task.budget.over, rung.change.value):
-            task.report_time_over(rung.change.value, gain)
+        flops = rung.max_flops(search)
+        gain, price = search.gain(rung.possible_bytes(search)), search.price(flops)
+        entry = enter_step(task.ctx, task.checkpoint, task.budget, rung.change, gain, price)
+        if entry is Entry.OUT_OF_TIME:
             break
-        task.ctx.begin(rung.change.value, flops=rung.max_flops(search))
+        if entry is Entry.LEFT_OUT:
+            continue
+        task.ctx.begin(rung.change.value, flops=flops)
         search = rung.run(search)
         best = search.saved_bytes(search.best)
         task.checkpoint.add_row({"after": rung.change.value, "best_bytes": best, "flops": task.ctx.flops.total})
@@ -151,7 +142,8 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
 
 
 def _max_flops(search: Search, rungs: Iterable[Rung]) -> float:
-    return sum(rung.max_flops(search) for rung in rungs if search.gain(rung) > search.price(rung))
+    costs = [(rung.max_flops(search), rung.possible_bytes(search)) for rung in rungs]
+    return sum(flops for flops, possible in costs if search.gain(possible) > search.price(flops))
 
 
 def report_candidate(search: Search, change: Change, candidate: MergeCandidate, least: Mapping[str, float]) -> None:

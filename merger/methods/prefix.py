@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -36,7 +36,6 @@ from gemel.models.sharing.flop_rates import flops_before, layers_by_query
 from gemel.models.sharing.layers import weight_key
 from gemel.models.sharing.passes import fed_alike
 from gemel.models.sharing.plan import SharingPlan
-from gemel.models.workload import Query
 from gemel.models.zoo.user_models import is_model_file
 
 SHARING_PREFIXES = "sharing the first layers of each camera's queries"
@@ -111,12 +110,36 @@ def share_prefixes(ctx: MergeContext, merged: Merged, options: MergeOptions, che
 
 def find_camera_families(ctx: MergeContext, merged: Merged) -> list[Family]:
     """Queries of one camera whose networks are alike and fed alike; a donor that is one of them is as it was merged."""
+    alike: dict[Hashable, list[str]] = defaultdict(list)
+    for name in ctx.judged:
+        alike[ctx.queries[name].model, fed_alike(BundleQuery.of(ctx.queries[name]))].append(name)
+    found = []
+    for queries in alike.values():
+        layers = [layer for layer in ctx.layers if layer.query == queries[0]]
+        first_head = next((index for index, layer in enumerate(layers) if layer.head), len(layers) - 1)
+        if len(queries) < 2 or first_head < 1:
+            continue
+        paths = tuple(layer.path for layer in layers[:first_head])
+        donor, donor_query = load_ancestor(ctx, queries), None
+        if donor is None:
+            donor_query = max(queries, key=lambda query: len(ctx.train[query]))
+            donor = merged.states[donor_query]
+        usable = next((i for i, path in enumerate(paths) if weight_key(donor, path) not in donor), len(paths))
+        end = paths[usable] if usable < len(paths) else layers[first_head].path
+        if usable:
+            found.append(Family(tuple(queries), paths[:usable], end, donor, donor_query))
+    return found
 
-    def donor_of(_: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
-        state, donor = find_donor(ctx, queries)
-        return (state, None) if donor is None else (merged.states[donor], donor)
 
-    return find_families(ctx, _camera_key, donor_of)
+def load_ancestor(ctx: MergeContext, queries: Sequence[str]) -> State | None:
+    """The weights all were trained from, if they name them; a file that is a network itself has no names that fit."""
+    ancestors = {ctx.queries[query].init for query in queries}
+    ancestor = ancestors.pop()
+    if ancestor is None or ancestors or is_model_file(str(ancestor)):
+        return None
+    model = copy.deepcopy(ctx.originals[queries[0]])
+    loaded = set(load_matching(model, ancestor))
+    return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}
 
 
 def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Merged) -> CameraPrefix:
@@ -185,10 +208,6 @@ def tie_prefixes(plan: SharingPlan, family: Family, lengths: Mapping[str, int]) 
     return plan
 
 
-def _camera_key(query: Query) -> Hashable:
-    return query.model, fed_alike(BundleQuery.of(query))
-
-
 def _saved_flops(ctx: MergeContext, family: Family, query: str, lengths: Mapping[str, int]) -> float:
     """FLOPs a second that a query saves by a prefix that another one runs for the same frames."""
     length = lengths.get(query, 0)
@@ -200,54 +219,11 @@ def _saved_flops(ctx: MergeContext, family: Family, query: str, lengths: Mapping
     return min(own.fps or 1.0, donor.fps or 1.0) * flops_before(layers_by_query([own])[query], [end])
 
 
-def find_families(
-    ctx: MergeContext,
-    key: Callable[[Query], Hashable],
-    donor_of: Callable[[MergeContext, Sequence[str]], tuple[State, str | None]],
-) -> list[Family]:
-    """The sets of two queries or more of one architecture that have an equal `key`, with their donors."""
-    alike: dict[Hashable, list[str]] = defaultdict(list)
-    for query in map(ctx.queries.__getitem__, ctx.judged):
-        alike[key(query)].append(query.id)
-    found = []
-    for queries in alike.values():
-        layers = [layer for layer in ctx.layers if layer.query == queries[0]]
-        heads = [index for index, layer in enumerate(layers) if layer.head]
-        first_head = heads[0] if heads else len(layers) - 1
-        if len(queries) < 2 or first_head < 1:
-            continue
-        paths = tuple(layer.path for layer in layers[:first_head])
-        donor, donor_query = donor_of(ctx, queries)
-        usable = next((i for i, path in enumerate(paths) if weight_key(donor, path) not in donor), len(paths))
-        end = paths[usable] if usable < len(paths) else layers[first_head].path
-        if usable:
-            found.append(Family(tuple(queries), paths[:usable], end, donor, donor_query))
-    return found
-
-
-def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int, state: State | None = None) -> nn.Module:
-    """The query's model, with the weights of `state` or its base's, and the donor's frozen prefix of so many layers."""
-    model = ctx.models([query], None if state is None else {query: state})[query]
+def freeze_prefix(ctx: MergeContext, family: Family, query: str, length: int, state: State) -> nn.Module:
+    """The query's model, with the weights of `state`, and the donor's frozen prefix of so many layers."""
+    model = ctx.models([query], {query: state})[query]
     names = set(family.prefix(model.state_dict(), length))
     model.load_state_dict({name: t for name, t in family.donor.items() if name in names}, strict=False)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)
     return model
-
-
-def find_donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
-    """The weights all were trained from, if they name them (a file that is a network itself has no names of layers that
-    fit), else an original; and whose original it is."""
-    ancestors = {ctx.queries[query].init for query in queries}
-    ancestor = ancestors.pop()
-    if ancestor is not None and not ancestors and not is_model_file(str(ancestor)):
-        model = copy.deepcopy(ctx.originals[queries[0]])
-        loaded = set(load_matching(model, ancestor))
-        return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None
-    donor_query = most_frames(ctx, queries)
-    return snapshot(ctx.originals[donor_query]), donor_query
-
-
-def most_frames(ctx: MergeContext, queries: Sequence[str]) -> str:
-    """The query with the most train frames."""
-    return max(queries, key=lambda query: len(ctx.train[query]))

@@ -39,7 +39,7 @@ def train_private(task: MergeTask, tied: MergeCandidate) -> MergeCandidate:
     """
     ctx, cache = task.ctx, task.checkpoint
     below = sorted(query for query, ratio in tied.ratios.items() if ratio < task.required[query])
-    if not below:
+    if not below or task.budget.over:
         return tied
     take_budget = task.budget.divide(len(below))
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gemel.merger.budget import Budget
-from gemel.merger.checkpoint import Checkpoint, Row, StepCache
+from gemel.merger.checkpoint import Checkpoint, Row, Step, StepCache
 from gemel.merger.config import MergeOptions, TopDownConfig
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import required_ratios, training_flops
-from gemel.merger.events import Event
+from gemel.merger.events import Change, Entry, Event
 from gemel.merger.outcomes import SetTrial
 from gemel.merger.training.recipe import Recipe
 from gemel.models.notes import add_note
@@ -63,15 +63,9 @@ class MergeTask:
     kin: frozenset[tuple[str, str]] = frozenset()
     """Pairs of queries that are not answered by each other's network: sharing layers keeps norms and heads."""
 
-    def with_budget(self, budget: Budget) -> MergeTask:
-        """The same task with another budget."""
-        return replace(self, budget=budget)
-
     def report(self, event: Event, **fields: Any) -> None:
         """Add a row to the log and pass the same fields to the progress."""
-        row = {**fields, "flops": self.ctx.flops.total}
-        self.checkpoint.add_row(row)
-        self.ctx.report(event, **row)
+        report_row(self.ctx, self.checkpoint, event, fields)
 
     def private_recipe(self, epochs: int, seed: int) -> Recipe:
         """How norms, heads and private layers are trained while shared weights are frozen; `seed` is added."""
@@ -91,11 +85,31 @@ class MergeTask:
                 return replace(recipe, epochs=int(epochs), frames_per_epoch=frames)
         return None
 
-    def report_time_over(self, stage: str, more: int) -> None:
-        """Say that the budget ends a stage, which could have saved so many bytes more at most."""
-        add_note("the budget", f"ended '{stage}' early; a larger one could save up to {more / 1e6:.1f} MB more",
+
+def report_row(ctx: MergeContext, cache: StepCache, event: Event, fields: Row) -> None:
+    """Add a row to the log and pass the same fields to the progress."""
+    row = {**fields, "flops": ctx.flops.total}
+    cache.add_row(row)
+    ctx.report(event, **row)
+
+
+def enter_step(
+    ctx: MergeContext, cache: StepCache, budget: Budget, change: Change, gain: int, price: float, *parts: str
+) -> Entry:
+    """Whether a step that could save `gain` bytes more and must save more than `price` begins; else the log says why.
+
+    `parts` tell apart two climbs over the same steps.
+    """
+    if gain <= price:
+        fields = {"step": change.value, "possible_bytes": gain, "price_bytes": round(price)}
+        report_row(ctx, cache, Event.LEFT_OUT, fields)
+        return Entry.LEFT_OUT
+    if cache.step(Step.RUNG_TIME, lambda: budget.over, change.value, *parts):
+        add_note("the budget", f"ended before '{change.value}', which could save up to {gain / 1e6:.1f} MB more",
                  "raise --max-minutes or --max-flops")  # fmt: skip
-        self.checkpoint.add_row({"out_of_budget": stage, "possible_bytes": more, "flops": self.ctx.flops.total})
+        cache.add_row({"out_of_budget": change.value, "possible_bytes": gain, "flops": ctx.flops.total})
+        return Entry.OUT_OF_TIME
+    return Entry.BEGINS
 
 
 def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, checkpoint: Checkpoint) -> MergeTask:

@@ -2,7 +2,7 @@
 
 Of the queries of one task the networks with the fewest bytes are the candidates. The one that, unchanged, comes nearest
 to answering for the most bytes is the donor. Each other query takes its network: unchanged, with the outputs of its own
-classes, if that is near enough; else with norms and head trained on its own frames
+classes, if that is near enough; else, where a bundle gives donors, with norms and head trained on its own frames
 by distillation, while the donor's weights stay frozen. That training runs to the end of its schedule and is evaluated
 once: an epoch that looks good on few frames is often luck. The queries that hold are served. The rest goes on
 with the next donor, until a few have served none. FLOPs a second of the box do not grow.
@@ -20,7 +20,7 @@ from torch import nn
 from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
 from gemel.merger.context import MergeContext
 from gemel.merger.evaluate import Price
-from gemel.merger.events import Answer, Change, Event
+from gemel.merger.events import Change, Event
 from gemel.merger.methods.epochs import freeze_shared, train_epochs
 from gemel.merger.methods.registry import MergeTask
 from gemel.merger.networks import answered_by, outputs_of
@@ -29,15 +29,12 @@ from gemel.merger.training.recipe import flops_a_second
 from gemel.models.sharing.layers import layers_of, model_bytes
 from gemel.models.sharing.plan import SharingPlan
 
-storable(Answer)
-
 
 @storable
 @dataclass(frozen=True)
 class NetworkAttempt:
-    """How a query came out with another's network: its ratio, and its state where that is not the donor's."""
+    """How a query came out with another's network: its ratio, and its state where norms and head were trained."""
 
-    how: Answer
     ratio: float
     state: State | None = None
 
@@ -135,8 +132,8 @@ def best_donor(task: MergeTask, candidates: Sequence[str], left: Sequence[str], 
     worth = dict[str, float]()
     for donor in candidates:
         may = receivers_of(task, donor, left, found)
-        ratios = _unchanged_ratios(task, donor, may) if may else {}
-        if may:
+        if may and not task.budget.over:
+            ratios = _unchanged_ratios(task, donor, may)
             worth[donor] = sum(size[query] * min(1.0, ratios[query] / task.required[query]) for query in may)
     return max(worth, key=lambda donor: worth[donor], default=None)
 
@@ -161,7 +158,7 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
 
     def try_query(cache: StepCache, query: str) -> NetworkAttempt:
         if unchanged[query] >= task.required[query] or not trains:
-            return NetworkAttempt(Answer.UNCHANGED, unchanged[query])
+            return NetworkAttempt(unchanged[query])
         return _try_network(replace(task, checkpoint=cache), donor, query)
 
     attempts = ctx.for_each_query(task.checkpoint, Step.NETWORK_TRIAL, receivers, try_query, donor, *receivers)
@@ -174,7 +171,7 @@ def _serve(task: MergeTask, donor: str, receivers: Sequence[str], found: Network
             donors[query] = donor
             if tried.state is not None:
                 states[query] = tried.state
-        change = Change.NETWORK if tried.how is Answer.UNCHANGED else Change.NETWORK_TRAINED
+        change = Change.NETWORK if tried.state is None else Change.NETWORK_TRAINED
         task.report(
             Event.STEP, step=change.value, query=query, network=donor, saved_bytes=model_bytes(ctx.queries[query]),
             ratio=tried.ratio, required=task.required[query], taken=accepted,
@@ -202,4 +199,4 @@ def _train_norms(task: MergeTask, donor: str, query: str, epochs: int) -> Networ
     with suppress(Diverged):
         for ratios in train_epochs(ctx, models, recipe, task.checkpoint, task.budget):
             ratio = ratios[query]
-    return NetworkAttempt(Answer.NORMS_AND_HEAD, ratio, snapshot(models[query]))
+    return NetworkAttempt(ratio, snapshot(models[query]))

@@ -3,17 +3,18 @@
     identical tensors             tied as they are
     another network, unchanged    answers for a query, with the outputs of its classes
     means of kin                  of fine-tunes of one network, the most alike sets first; nothing is trained
-    another network or layers     as another model has them; the query's own norms, head and private layers are trained
+    layers of another             as another model has them; the query's own norms, head and private layers are trained
     one network for all           of a task, trained
     shared layers                 all tied at once and trained together, then with the heavier half of the bytes alone
 
-A detector gives its weights and keeps them, where it can: boxes hardly agree once weights change.
+Only where a bundle gives donors, another network is also tried with norms and head trained. A detector gives its
+weights and keeps them, where it can: boxes hardly agree once weights change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gemel.merger.checkpoint import Checkpoint, Row, Step, snapshots
@@ -21,8 +22,8 @@ from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import all_met, evaluation_flops, required_ratios
 from gemel.merger.events import Change, Event
-from gemel.merger.init.average import kin_pairs, set_similarity
-from gemel.merger.init.start import Start, prepare_start
+from gemel.merger.init.average import average_weights, kin_pairs, set_similarity
+from gemel.merger.init.start import start_states
 from gemel.merger.methods.epochs import bisect_options
 from gemel.merger.methods.joint_training import (
     lent_plan,
@@ -56,7 +57,7 @@ class TopDown(Method):
         config = options.top_down
         task = prepare_task(ctx, SharingPlan(), options, checkpoint)
         kin = ctx.run_on_rank0(lambda: kin_pairs(ctx.layers, ctx.states_that_share(), config.kin_similarity))
-        rungs = [rung for rung in make_rungs(options) if rung.change not in config.without]
+        rungs = [rung for rung in make_rungs(ctx) if rung.change not in config.without]
         ctx.stages.announce([rung.change.value for rung in rungs])
         search = open_search(replace(task, kin=kin), options, Networks(), NOTHING)
         if not search.layers.plan.shared and not search.best.plan.shared and len(ctx.judged) > 1:
@@ -72,11 +73,34 @@ class TopDown(Method):
         return [*map(SetTrial, as_they_are), *explain_steps(others, log, required_ratios(ctx, options.margin), flops)]
 
 
-def make_rungs(options: MergeOptions) -> list[Rung]:
+def make_rungs(ctx: MergeContext) -> list[Rung]:
     """The steps in their order."""
+    network, trained = (
+        Rung(
+            change, partial(all_networks_bytes, with_donors=True), partial(max_network_flops, change),
+            partial(serve_by_networks, change),
+        )
+        for change in (Change.NETWORK, Change.NETWORK_TRAINED)
+    )  # fmt: skip
     return [
-        NetworkRung(Change.NETWORK, options, trains=False), MeanRung(), NetworkRung(Change.NETWORK_TRAINED, options),
-        PrivateRung(), TrunkRung(), LayersRung(), HalfRung(),
+        network,
+        Rung(
+            Change.MEAN, lambda search: search.possible_bytes(kin_plan(search)),
+            lambda search: 8 * evaluation_flops(search.layers.ctx), average_kin,
+        ),
+        *([trained] if ctx.donors.queries else []),
+        Rung(
+            Change.PRIVATE, lambda search: search.possible_bytes(search.layers.plan),
+            lambda search: min(max_private_flops(search.layers), search.layers.budget.flops_left), train_alone,
+        ),
+        Rung(Change.TRUNK, all_networks_bytes, lambda search: max_training_flops(search.task), train_trunk),
+        Rung(
+            Change.LAYERS, joint_bytes, max_joint_flops,
+            lambda search: train_layers(search, Change.LAYERS, search.layers.plan),
+        ),
+        Rung(
+            Change.HALF, lambda search: search.possible_bytes(heavy_plan(search, 0.5)), max_joint_flops, train_halves,
+        ),
     ]  # fmt: skip
 
 
@@ -105,184 +129,111 @@ def whole_plan(ctx: MergeContext, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in candidates if group.saved_bytes >= options.min_saving * total)
 
 
-@dataclass(frozen=True)
-class NetworkRung:
-    """Another query's network answers in a query's place, unchanged or with norms and head trained."""
-
-    change: Change
-    options: MergeOptions
-    trains: bool = True
-
-    def possible_bytes(self, search: Search) -> int:
-        """With the best network of each task for all its queries."""
-        return all_networks_bytes(search, with_donors=True)
-
-    def max_flops(self, search: Search) -> float:
-        """Of training each query alone."""
-        task = search.task
-        evaluations = task.config.network_candidates * evaluation_flops(task.ctx)
-        return min(evaluations + self.trains * max_private_flops(task), task.budget.flops_left)
-
-    def run(self, search: Search) -> Search:
-        """The search with the networks that hold."""
-        task = search.task
-        with task.checkpoint.open_step(Step.NETWORK, self.change.value) as step:
-            if not step.done:
-                step.value = find_networks(task, search.networks, self.trains)
-        if step.value.donors.keys() == search.networks.donors.keys():
-            return search
-        tied = search.tied.leaving(step.value.donors)
-        later = open_search(task, self.options, step.value, tied)
-        return replace(later, best=max(search.best, later.best, key=search.saved_bytes))
+def max_network_flops(change: Change, search: Search) -> float:
+    """FLOPs of evaluating the candidates, and of training each query alone."""
+    task = search.task
+    flops = task.config.network_candidates * evaluation_flops(task.ctx)
+    if change is Change.NETWORK_TRAINED:
+        flops += max_private_flops(task)
+    return min(flops, task.budget.flops_left)
 
 
-@dataclass(frozen=True)
-class MeanRung:
-    """The mean of kin in as many sets as all queries hold with, the most alike first; no weight is trained."""
-
-    change: Change = Change.MEAN
-
-    def possible_bytes(self, search: Search) -> int:
-        """Of the sets whose members are kin."""
-        return search.possible_bytes(self._plan(search))
-
-    def max_flops(self, search: Search) -> float:
-        """Of the evaluations."""
-        return 8 * evaluation_flops(search.layers.ctx)
-
-    def run(self, search: Search) -> Search:
-        """The search with the most sets that hold."""
-        task, sets = search.layers, self._plan(search).shared
-        candidates = list[MergeCandidate]()
-
-        def attempt(index: int) -> tuple[bool, MergeCandidate]:
-            plan = SharingPlan(sets[: len(sets) - index])
-            start = Start((), snapshots(task.ctx.bases), averages=True)
-            tied = task.checkpoint.step(Step.TIED, partial(tie_plan, task, plan, start), str(len(plan.shared)))
-            candidates.append(tied)
-            return all_met(tied.ratios, task.required), tied
-
-        if not attempt(0)[0]:
-            bisect_options(len(sets), attempt, lambda: task.budget.over)
-        if not candidates:
-            return search
-        holding = [candidate.holding(task.required) for candidate in candidates]
-        best = max(holding, key=lambda candidate: search.saved_bytes(search.join(candidate)))
-        shown = candidates[holding.index(best)]
-        report_candidate(search, self.change, shown, task.required)
-        return replace(search, tied=best).offer(best)
-
-    def _plan(self, search: Search) -> SharingPlan:
-        """The sets of kin, the most alike first, without the donors of a bundle."""
-        task = search.layers
-        plan = task.plan.without(*task.ctx.donors.queries)
-        if not task.kin or not plan.shared:
-            return SharingPlan()
-        likeness = task.ctx.run_on_rank0(lambda: set_similarity(plan, task.ctx.layers, task.ctx.states_that_share()))
-        kin = [members for members in plan.shared if likeness[members] >= task.config.kin_similarity]
-        return SharingPlan(tuple(sorted(kin, key=lambda members: -likeness[members])))
-
-
-@dataclass(frozen=True)
-class PrivateRung:
-    """Every layer as its donor has it, frozen; norms, head and private layers of the others are trained alone."""
-
-    change: Change = Change.PRIVATE
-
-    def possible_bytes(self, search: Search) -> int:
-        """Of all layers that could be shared."""
-        return search.possible_bytes(search.layers.plan)
-
-    def max_flops(self, search: Search) -> float:
-        """Of training each query alone."""
-        return min(max_private_flops(search.layers), search.layers.budget.flops_left)
-
-    def run(self, search: Search) -> Search:
-        """The search with the queries that hold."""
-        task = search.layers
-        with task.checkpoint.open_step(Step.LAYERS, self.change.value) as step:
-            if not step.done:
-                start = prepare_start(task.ctx, task.plan, search.tied.states)
-                step.value = train_private(task, tie_plan(task, task.plan, start))
-        report_candidate(search, self.change, step.value, task.least)
-        return replace(search, tied=step.value).offer(step.value.holding(task.least))
-
-
-@dataclass(frozen=True)
-class TrunkRung:
-    """One network for all queries of a task, trained together."""
-
-    change: Change = Change.TRUNK
-
-    def possible_bytes(self, search: Search) -> int:
-        """With the best network of each task for all its queries."""
-        return all_networks_bytes(search)
-
-    def max_flops(self, search: Search) -> float:
-        """Of a joint training."""
-        return max_training_flops(search.task)
-
-    def run(self, search: Search) -> Search:
-        """The search with these networks, and what holds of the queries that they do not serve."""
-        trained = train_networks(search)
-        report_candidate(search, self.change, trained, search.task.least)
-        rest = search.best.leaving(trained.states)
-        networks = {query: donor for query, donor in rest.networks.items() if query not in trained.states}
-        plan = SharingPlan(trained.plan.shared + rest.plan.shared)
-        states = {**rest.states, **trained.states}
-        return search.offer(MergeCandidate(plan, states, {**networks, **trained.networks}, trained.ratios))
-
-
-@dataclass(frozen=True)
-class LayersRung:
-    """All layers that could be shared, trained together."""
-
-    change: Change = Change.LAYERS
-
-    def possible_bytes(self, search: Search) -> int:
-        """Of all layers that could be shared; nothing where all are a bundle's, which no training changes."""
-        task = search.layers
-        return 0 if lent_plan(task.ctx, task.plan) == task.plan else search.possible_bytes(task.plan)
-
-    def max_flops(self, search: Search) -> float:
-        """Of a joint training."""
-        return max_training_flops(search.layers)
-
-    def run(self, search: Search) -> Search:
-        """The search with the queries that hold."""
-        return train_layers(search, self.change, search.layers.plan)
-
-
-@dataclass(frozen=True)
-class HalfRung:
-    """The heavier half of the bytes trained together, then half of the rest too, and so on, while that saves more."""
-
-    change: Change = Change.HALF
-
-    def possible_bytes(self, search: Search) -> int:
-        """Of the heavier half of all layers."""
-        plan = plan_without(search.layers.plan, light_layers(search.layers, 0.5))
-        return search.possible_bytes(plan)
-
-    def max_flops(self, search: Search) -> float:
-        """Of a joint training."""
-        return max_training_flops(search.layers)
-
-    def run(self, search: Search) -> Search:
-        """The search with the last round that saved more."""
-        task, private = search.layers, 1.0
-        while not task.budget.over:
-            private /= 2
-            light = light_layers(task, private)
-            if not any(light.values()):
-                break
-            plan, before = plan_without(task.plan, light), search.saved_bytes(search.best)
-            if search.possible_bytes(plan) - before <= search.price(self):
-                continue
-            search = train_layers(search, self.change, plan, str(private))
-            if search.saved_bytes(search.best) <= before:
-                break
+def serve_by_networks(change: Change, search: Search) -> Search:
+    """The search with the networks that hold in the place of others, unchanged or with norms and head trained."""
+    task = search.task
+    with task.checkpoint.open_step(Step.NETWORK, change.value) as step:
+        if not step.done:
+            step.value = find_networks(task, search.networks, change is Change.NETWORK_TRAINED)
+    if step.value.donors.keys() == search.networks.donors.keys():
         return search
+    tied = search.tied.leaving(step.value.donors)
+    later = open_search(task, search.options, step.value, tied)
+    return replace(later, best=max(search.best, later.best, key=search.saved_bytes))
+
+
+def average_kin(search: Search) -> Search:
+    """The search with the mean of kin in as many sets as all queries hold with; no weight is trained."""
+    task, sets = search.layers, kin_plan(search).shared
+    candidates = list[MergeCandidate]()
+
+    def attempt(index: int) -> tuple[bool, MergeCandidate]:
+        plan = SharingPlan(sets[: len(sets) - index])
+        states = average_weights(plan, snapshots({query: task.ctx.bases[query] for query in plan.queries()}))
+        tied = task.checkpoint.step(Step.TIED, partial(tie_plan, task, plan, states), str(len(plan.shared)))
+        candidates.append(tied)
+        return all_met(tied.ratios, task.required), tied
+
+    if not attempt(0)[0]:
+        bisect_options(len(sets), attempt, lambda: task.budget.over)
+    holding = [candidate.holding(task.required) for candidate in candidates]
+    best = max(holding, key=lambda candidate: search.saved_bytes(search.join(candidate)))
+    report_candidate(search, Change.MEAN, candidates[holding.index(best)], task.required)
+    return replace(search, tied=best).offer(best)
+
+
+def kin_plan(search: Search) -> SharingPlan:
+    """The sets of kin, the most alike first, without the donors of a bundle."""
+    task = search.layers
+    plan = task.plan.without(*task.ctx.donors.queries)
+    if not task.kin or not plan.shared:
+        return SharingPlan()
+    likeness = task.ctx.run_on_rank0(lambda: set_similarity(plan, task.ctx.layers, task.ctx.states_that_share()))
+    kin = [members for members in plan.shared if likeness[members] >= task.config.kin_similarity]
+    return SharingPlan(tuple(sorted(kin, key=lambda members: -likeness[members])))
+
+
+def train_alone(search: Search) -> Search:
+    """Every layer as its donor has it, frozen; norms, head and private layers of the others are trained alone."""
+    task = search.layers
+    with task.checkpoint.open_step(Step.LAYERS, Change.PRIVATE.value) as step:
+        if not step.done:
+            states = start_states(task.ctx, task.plan, search.tied.states)
+            step.value = train_private(task, tie_plan(task, task.plan, states))
+    report_candidate(search, Change.PRIVATE, step.value, task.least)
+    return replace(search, tied=step.value).offer(step.value.holding(task.least))
+
+
+def train_trunk(search: Search) -> Search:
+    """One network for all queries of a task, trained together, and what holds of the queries that it does not serve."""
+    trained = train_networks(search)
+    report_candidate(search, Change.TRUNK, trained, search.task.least)
+    rest = search.best.leaving(trained.states)
+    networks = {query: donor for query, donor in rest.networks.items() if query not in trained.states}
+    plan = SharingPlan(trained.plan.shared + rest.plan.shared)
+    states = {**rest.states, **trained.states}
+    return search.offer(MergeCandidate(plan, states, {**networks, **trained.networks}, trained.ratios))
+
+
+def joint_bytes(search: Search) -> int:
+    """Bytes of all layers that could be shared; nothing where all are a bundle's, which no training changes."""
+    task = search.layers
+    return 0 if lent_plan(task.ctx, task.plan) == task.plan else search.possible_bytes(task.plan)
+
+
+def max_joint_flops(search: Search) -> float:
+    """FLOPs of a joint training of layers."""
+    return max_training_flops(search.layers)
+
+
+def heavy_plan(search: Search, private: float) -> SharingPlan:
+    """All layers that could be shared without the lightest, this fraction of their bytes."""
+    return plan_without(search.layers.plan, light_layers(search.layers, private))
+
+
+def train_halves(search: Search) -> Search:
+    """The heavier half of the bytes trained together, then half of the rest too, and so on, while that saves more."""
+    task, private = search.layers, 1.0
+    while not task.budget.over:
+        private /= 2
+        plan, before = heavy_plan(search, private), search.saved_bytes(search.best)
+        if plan == task.plan:
+            break
+        if search.possible_bytes(plan) - before <= search.price(max_joint_flops(search)):
+            continue
+        search = train_layers(search, Change.HALF, plan, str(private))
+        if search.saved_bytes(search.best) <= before:
+            break
+    return search
 
 
 def train_layers(search: Search, change: Change, plan: SharingPlan, *parts: str) -> Search:
@@ -290,9 +241,9 @@ def train_layers(search: Search, change: Change, plan: SharingPlan, *parts: str)
     task = search.layers
     with task.checkpoint.open_step(Step.LAYERS, change.value, *parts) as step:
         if not step.done:
-            start = prepare_start(task.ctx, plan, search.tied.states)
+            states = start_states(task.ctx, plan, search.tied.states)
             is_kin = bool(task.kin) and {q for pair in task.kin for q in pair} >= plan.queries()
-            step.value = train_together(task, tie_plan(task, plan, start), is_kin)
+            step.value = train_together(task, tie_plan(task, plan, states), is_kin)
     last, best = step.value
     report_candidate(search, change, last, task.least)
     return replace(search, tied=last).offer(best, last.holding(task.least))

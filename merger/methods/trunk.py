@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gemel.merger.checkpoint import Step, snapshots
-from gemel.merger.init.start import Start
+from gemel.merger.init.average import copy_donor_weights
 from gemel.merger.methods.joint_training import tie_plan, train_together
 from gemel.merger.methods.ladder import NOTHING, MergeCandidate, Search, saved_bytes
 from gemel.merger.methods.registry import MergeTask
@@ -54,9 +54,10 @@ def train_network(task: MergeTask, queries: list[str]) -> MergeCandidate:
     receivers = receivers_of(task, donor, queries, Networks())
     ctx = task.ctx.substitute(dict.fromkeys(receivers, donor))
     plan = network_plan(ctx)
-    start = Start((donor, *receivers), snapshots({query: ctx.bases[query] for query in (donor, *receivers)}))
+    bases = snapshots({query: ctx.bases[query] for query in (donor, *receivers)})
+    states = copy_donor_weights(plan, bases, [donor, *receivers])
     own = replace(task, ctx=ctx, plan=plan)
-    last, best = train_together(own, tie_plan(own, plan, start))
+    last, best = train_together(own, tie_plan(own, plan, states))
     holding = max(best, last.holding(task.least), key=lambda one: saved_bytes(task.ctx, one))
     kept = {
         donor,

@@ -31,15 +31,16 @@ class DetectionObjective(Objective):
 
     def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Mirror, zoom, shift, and change light and colour."""
-        changes = draw_changes(len(images), generator)
+        changes = self._draw(len(images), generator)
         changed = recolour(warp(images, changes), generator)
-        if targets is None:
-            return changed, None
-        moved = []
-        for index, target in enumerate(targets):
-            boxes, visible = _move(target.boxes, changes, index)
-            moved.append(BoxTarget(boxes, target.labels[visible]))
-        return changed, moved
+        return changed, targets and [self._move(target, changes, place) for place, target in enumerate(targets)]
+
+    def _draw(self, frames: int, generator: torch.Generator) -> Changes:
+        return draw_changes(frames, generator)
+
+    def _move(self, target: Any, changes: Changes, index: int) -> BoxTarget | PoseTarget:
+        boxes, visible = _move_boxes(target.boxes, changes, index)
+        return BoxTarget(boxes, target.labels[visible])
 
     def loss(self, model: Detector, outputs: Any, targets: list[BoxTarget]) -> Tensor:
         """The loss of the detector's family."""
@@ -74,20 +75,16 @@ class KeypointObjective(DetectionObjective):
             placed.append(PoseTarget(*target, _hide_outside(torch.from_numpy(places), visible)))
         return placed
 
-    def augment(self, images: Tensor, targets: list | None, generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """Zoom, shift, and change light and colour; not mirrored, since left and right points would change places."""
-        drawn = draw_changes(len(images), generator)
-        changes = Changes(drawn.scale, torch.ones_like(drawn.mirror), drawn.shift)
-        changed = recolour(warp(images, changes), generator)
-        if targets is None:
-            return changed, None
-        moved = []
-        for index, target in enumerate(targets):
-            boxes, visible = _move(target.boxes, changes, index)
-            points = target.points[visible]
-            places = 0.5 + (points[..., :2] - 0.5) * float(changes.scale[index]) + changes.shift[index]
-            moved.append(PoseTarget(boxes, target.labels[visible], _hide_outside(places, points[..., 2])))
-        return changed, moved
+    def _draw(self, frames: int, generator: torch.Generator) -> Changes:
+        """Not mirrored, since left and right points would change places."""
+        drawn = draw_changes(frames, generator)
+        return Changes(drawn.scale, torch.ones_like(drawn.mirror), drawn.shift)
+
+    def _move(self, target: PoseTarget, changes: Changes, index: int) -> PoseTarget:
+        boxes, visible = _move_boxes(target.boxes, changes, index)
+        points = target.points[visible]
+        places = 0.5 + (points[..., :2] - 0.5) * float(changes.scale[index]) + changes.shift[index]
+        return PoseTarget(boxes, target.labels[visible], _hide_outside(places, points[..., 2]))
 
 
 def place_boxes(
@@ -106,7 +103,7 @@ def place_boxes(
     return BoxTarget(torch.from_numpy(boxes[shown]), torch.from_numpy(numbers[shown])), rows
 
 
-def _move(boxes: Tensor, changes: Changes, index: int) -> tuple[Tensor, Tensor]:
+def _move_boxes(boxes: Tensor, changes: Changes, index: int) -> tuple[Tensor, Tensor]:
     scale, mirror = float(changes.scale[index]), float(changes.mirror[index])
     return move_boxes(boxes, scale, mirror, changes.shift[index])
 

@@ -54,7 +54,12 @@ def run(
 ) -> Quantized:
     """The search with one requirement for all."""
     needs = dict.fromkeys(ctx.queries, required)
-    return quantize(ctx, merged, bits, needs, StepCache(), budget or Budget(ctx.flops))
+    return quantize(ctx, merged, bits, needs, StepCache(), budget or Budget(ctx.flops), ratios_of(ctx, merged))
+
+
+def ratios_of(ctx: MergeContext, merged: Merged) -> dict[str, float]:
+    """In float32."""
+    return {query: ctx.ratio(query, model) for query, model in tied_models(ctx, merged, ctx.queries).items()}
 
 
 def dictate(monkeypatch: pytest.MonkeyPatch, ratio: Any) -> list[tuple[str, Mapping[str, str]]]:
@@ -73,8 +78,8 @@ def dictate(monkeypatch: pytest.MonkeyPatch, ratio: Any) -> list[tuple[str, Mapp
 def test_originals_are_stored_in_the_requested_bits(ctx: MergeContext, originals: Merged, bits: Bits) -> None:
     found = run(ctx, originals, bits, 0.5)
     weights = quantizable_weights(ctx, originals, bits)
-    assert sum(found.stored_bytes.values()) == sum(weight.nbytes for weight in weights)
-    assert found.stored_bytes.get(bits) and set(found.stored_bytes) <= {bits, "fp16"}
+    assert found.nbytes == sum(weight.nbytes for weight in weights)
+    assert {bits} <= {width for own in found.bits.values() for width in own.values()} <= {bits, "fp16"}
     heads = {found.bits[query]["head.weight"] for query in ctx.queries}
     assert heads == {"fp16"} and all("1.weight" not in key for own in found.bits.values() for key in own)
 
@@ -119,7 +124,7 @@ def test_query_that_never_holds_ends_in_float32(
 ) -> None:
     dictate(monkeypatch, lambda query, bits: 0.5 if bits and query == "q1" else 1)
     found = run(ctx, originals, "int4", budget=Budget(ctx.flops, max_flops=0))
-    assert "q1" not in found.bits and found.stored_bytes["fp32"] > 0 and found.bits["q0"]["body.0.weight"] == "int4"
+    assert "q1" not in found.bits and found.bits["q0"]["body.0.weight"] == "int4"
 
 
 def test_weight_too_large_for_fp16_is_not_stored_so(ctx: MergeContext, originals: Merged) -> None:
@@ -134,7 +139,7 @@ def test_norms_are_tuned_and_shared_weights_stay(
     config = QuantizeConfig()
     quick = replace(config.tune, epochs=2, frames_per_epoch=32, rate=1e-3)
     monkeypatch.setattr(quantize_module, "CONFIG", replace(config, tune=quick, hopeless_fraction=0.0))
-    search = quantize_module._Search(ctx, shared_bodies, "int8", {}, StepCache(), Budget(ctx.flops))
+    search = quantize_module._Search(ctx, shared_bodies, "int8", {}, StepCache(), Budget(ctx.flops), {})
     bits: dict[str, Bits] = {"last.0.weight": "int8"}
     model = search._model("q1", bits)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -156,16 +161,16 @@ def test_short_query_is_recalibrated_then_tuned(ctx: MergeContext, originals: Me
 def test_resumed_quantisation_gives_the_same_result(
     ctx: MergeContext, originals: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
-    needs = dict.fromkeys(ctx.queries, 0.97)
+    needs, wide = dict.fromkeys(ctx.queries, 0.97), ratios_of(ctx, originals)
     straight = run(ctx, originals, "int4", 0.97)
     kill_after(monkeypatch, 2, again=True)
 
     def search(again: bool) -> Quantized:
         cache = Checkpoint(tmp_path / "work", {}, again)
-        return cache.step("q", lambda: quantize(ctx, originals, "int4", needs, cache, Budget(ctx.flops)))
+        return cache.step("q", lambda: quantize(ctx, originals, "int4", needs, cache, Budget(ctx.flops), wide))
 
     found, kills = to_the_end(search)
-    assert kills > 2 and found.bits == straight.bits and found.stored_bytes == straight.stored_bytes
+    assert kills > 2 and found.bits == straight.bits and found.nbytes == straight.nbytes
     assert all(torch.equal(t, straight.norms[q][name]) for q, own in found.norms.items() for name, t in own.items())
 
 

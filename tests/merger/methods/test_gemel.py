@@ -13,6 +13,7 @@ from torch import nn
 
 import gemel.merger.methods.gemel as module
 from gemel.merger import merge
+from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import StepCache, snapshots
 from gemel.merger.context import Merged
 from gemel.merger.methods.gemel import attempt_set, smaller_set
@@ -87,7 +88,7 @@ def _accept(queries: str, plan: SharingPlan | None = None) -> Merged:
 
 def _try(script: list, accepted: Merged, members: list, epochs: int, reverted: dict | None = None) -> Any:
     ctx: Any = ScriptedContext(script, reverted or {})
-    return attempt_set(ctx, accepted, members, Recipe(epochs=epochs), REQUIRED, StepCache())
+    return attempt_set(ctx, accepted, members, Recipe(epochs=epochs), REQUIRED, StepCache(), Budget(ctx.flops))
 
 
 def test_attempt_success_ends_at_once() -> None:

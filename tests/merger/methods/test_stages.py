@@ -12,7 +12,7 @@ from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import snapshots
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.init.average import copy_donor_weights, rank_donors
-from gemel.merger.init.start import prepare_start
+from gemel.merger.init.start import order_donors, start_states
 from gemel.merger.methods import joint_training
 from gemel.merger.methods.epochs import bisect_options, is_hopeless
 from gemel.merger.methods.joint_training import light_layers, plan_without, tie_plan, train_jointly
@@ -69,11 +69,11 @@ def test_joint_training_of_a_hard_merge_runs_to_the_end(
 
 
 def test_tied_donor_is_its_original(task: MergeTask) -> None:
-    start = prepare_start(task.ctx, task.plan, {})
-    candidate = tie_plan(task, task.plan, start)
-    original = task.ctx.originals[start.donors[0]].state_dict()
-    assert candidate.ratios[start.donors[0]] == 1.0
-    assert all(torch.equal(candidate.states[start.donors[0]][name], tensor) for name, tensor in original.items())
+    donor = order_donors(task.ctx, task.plan, {})[0]
+    candidate = tie_plan(task, task.plan, start_states(task.ctx, task.plan, {}))
+    assert candidate.ratios[donor] == 1.0
+    original = task.ctx.originals[donor].state_dict()
+    assert all(torch.equal(candidate.states[donor][name], tensor) for name, tensor in original.items())
 
 
 def test_private_training_leaves_what_is_shared_and_who_suffices(
@@ -101,7 +101,7 @@ def test_private_training_goes_on_while_it_gains(
 
 
 def test_private_training_out_of_budget_trains_nothing(task: MergeTask, candidate: MergeCandidate) -> None:
-    spent = task.with_budget(Budget(task.ctx.flops, max_flops=0.0))
+    spent = replace(task, budget=Budget(task.ctx.flops, max_flops=0.0))
     assert "q1" not in task.ctx.trained
     train_private(spent, candidate)
     assert "q1" not in task.ctx.trained

@@ -13,7 +13,7 @@ from gemel.bundle_summary import MergeOutcomes, summarize_bundle
 from gemel.evaluation import open_matching_bundle, query_as_shipped
 from gemel.merger import TopDownConfig, merge
 from gemel.merger.context import MergeContext
-from gemel.merger.events import Answer, Change
+from gemel.merger.events import Change
 from gemel.merger.init.average import kin_pairs
 from gemel.merger.methods import trunk
 from gemel.merger.methods.ladder import MergeCandidate
@@ -32,7 +32,7 @@ from tests.merger.options import QUICK
 
 LAYER_STEPS = (Change.MEAN, Change.PRIVATE, Change.LAYERS, Change.HALF)
 SUBSTITUTION = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.TRUNK)))
-TRUNK = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.NETWORK, Change.NETWORK_TRAINED)))
+TRUNK = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.NETWORK)))
 
 
 def _change(workload: Workload, **keys) -> Workload:
@@ -107,7 +107,7 @@ def test_networks_serve_what_holds(task: MergeTask, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(
         "gemel.merger.methods.substitute._try_network",
-        lambda task, donor, query: NetworkAttempt(Answer.NORMS_AND_HEAD, 0.97 if query == "q1" else 0.9),
+        lambda task, donor, query: NetworkAttempt(0.97 if query == "q1" else 0.9, {}),
     )
     found = find_networks(task, Networks(), True)
     assert found.donors == ({"q1": "q0", "q2": "q0"} if unchanged else {"q1": "q0"})
@@ -132,7 +132,7 @@ def test_unchanged_network_serves_first_and_is_kept(task: MergeTask, monkeypatch
     assert first.donors == {"q1": "q0"}
     monkeypatch.setattr(
         "gemel.merger.methods.substitute._try_network",
-        lambda task, donor, query: NetworkAttempt(Answer.NORMS_AND_HEAD, 0.99),
+        lambda task, donor, query: NetworkAttempt(0.99, {}),
     )
     assert find_networks(task, first, True).donors == {"q1": "q0", "q2": "q0"}
     steps = [(row["query"], row["step"], row["taken"]) for row in task.checkpoint.log if "step" in row]
