@@ -232,7 +232,7 @@ BOUNDS = (
     _parameter("share_prefix", SharePrefix),
     _limit("min_saving", float, 0, 1, "Skip groups that save a smaller fraction of all bytes."),
     _limit("effort", float, 0, 10**6, "Epochs of training that saving one percent of all bytes is worth (default 10)."),
-    _limit("max_minutes", float, 0, 10**7, "Begin nothing new after this time (default: no limit)."),
+    _limit("max_minutes", float, 0, 10**7, "Minutes in all, proofs and test included (default: no limit)."),
     _limit("max_flops", float, 0, 1e30, "Begin nothing new after these FLOPs (default: no limit)."),
 )
 """Fields of `merger.MergeOptions`."""

@@ -58,8 +58,9 @@ class MergeOptions:
     `accept_unproven` a plain ratio on val accepts it, too, and it is not called proven.
     Groups that save less than `min_saving` of all bytes are not tried. `effort` is how many epochs of training (every
     query's frames once) one percent of all bytes is worth: a step that could cost more than it could save is left out,
-    so the search ends where none is left. No step begins after `max_minutes`, nor after `max_flops` (image passes x
-    FLOPs, the same bound on any machine).
+    so the search ends where none is left. `max_minutes` are those of the whole merge: no step begins once what is left
+    is for proofs and test (merger.budget.reserve_end), nor after `max_flops` (image passes x FLOPs, the same bound on
+    any machine).
     `share_prefix` also ties the first layers, norms included, of queries of one camera (merger.methods.prefix).
     `precision` is fp32, bf16 or auto (merger.training.step_config.choose_precision). `weights` below fp32 is the
     smallest width in which weights are stored; auto: int8, then int4, as far as they hold without training.

@@ -59,7 +59,7 @@ class Change(str, Enum):
     INT4 = "weights in int4"
 
 
-class Entry(str, Enum):
+class StepStart(str, Enum):
     """Whether a step of the ladder begins; left out is one that could save less than its price."""
 
     BEGINS = "begins"

@@ -19,7 +19,7 @@ from gemel.merger.computed import OUT_OF_TIME, Computed, compute_query
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import Price, price_in_bytes, required_ratios
-from gemel.merger.events import Change, Entry, Event
+from gemel.merger.events import Change, Event, StepStart
 from gemel.merger.methods.registry import enter_step, report_row
 from gemel.merger.quantize import Quantized, QuantizedWeight, max_flops, quantizable_weights, quantize
 from gemel.merger.shipped import Shipped
@@ -94,10 +94,10 @@ def lower_bits(
         before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
         possible = max(0, before - sum(weight.nbytes for weight in weights))
         price = price_in_bytes(ctx, options, cost) if is_auto else -1.0
-        entry = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name)
-        if entry is not Entry.BEGINS:
+        start = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name)
+        if start is not StepStart.BEGINS:
             too_little = f"{bits} could save too little beyond {steps[-1].bits}"
-            reason = too_little if entry is Entry.LEFT_OUT else OUT_OF_TIME
+            reason = too_little if start is StepStart.LEFT_OUT else OUT_OF_TIME
             steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, reason), **steps[-1].why})
             break
         steps.append(_store(task, steps[-1], merged, bits))

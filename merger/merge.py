@@ -28,7 +28,7 @@ from torch import nn
 
 from gemel.merger.acceptance import Acceptance, accept, is_worth_look
 from gemel.merger.addition import Addition, open_addition, recommend_whole_merge
-from gemel.merger.budget import Budget, reserve_end
+from gemel.merger.budget import reserve_end
 from gemel.merger.checkpoint import WORK_SUFFIX, Checkpoint, Row, Step, StepCache, snapshot, snapshots, storable
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import EVALUATING, READING, MergeContext, Merged
@@ -379,8 +379,7 @@ def _lower_and_accept(
     taken = accept(ctx, steps, checkpoint, list(ctx.queries), "merged")
     root = ctx.root
     again = [query for query in taken.originals if query in root.judged and is_worth_look(root, query)]
-    is_over = checkpoint.step(Step.RUNG_TIME, lambda: Budget.of(ctx, options, checkpoint).over, "originals")
-    if not options.bits or not again or is_over:
+    if not options.bits or not again:
         return taken
     originals = Merged(SharingPlan(), {query: snapshot(root.originals[query]) for query in root.queries})
     steps = lower_bits(root, originals, options, checkpoint, again, "originals")

@@ -15,7 +15,7 @@ from gemel.merger.checkpoint import storable
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import Price, price_in_bytes, queries_at_target
-from gemel.merger.events import Change, Entry, Event
+from gemel.merger.events import Change, Event, StepStart
 from gemel.merger.methods.registry import MergeTask, enter_step
 from gemel.merger.methods.substitute import Networks
 from gemel.models.sharing.layers import model_bytes
@@ -129,10 +129,10 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
         task.ctx.expect(partial(_max_flops, search, rungs[index:]))
         flops = rung.max_flops(search)
         gain, price = search.gain(rung.possible_bytes(search)), search.price(flops)
-        entry = enter_step(task.ctx, task.checkpoint, task.budget, rung.change, gain, price)
-        if entry is Entry.OUT_OF_TIME:
+        start = enter_step(task.ctx, task.checkpoint, task.budget, rung.change, gain, price)
+        if start is StepStart.OUT_OF_TIME:
             break
-        if entry is Entry.LEFT_OUT:
+        if start is StepStart.LEFT_OUT:
             continue
         task.ctx.begin(rung.change.value, flops=flops)
         search = rung.run(search)

@@ -12,7 +12,7 @@ from gemel.merger.checkpoint import Checkpoint, Row, Step, StepCache
 from gemel.merger.config import MergeOptions, TopDownConfig
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import required_ratios, training_flops
-from gemel.merger.events import Change, Entry, Event
+from gemel.merger.events import Change, Event, StepStart
 from gemel.merger.outcomes import SetTrial
 from gemel.merger.training.recipe import Recipe
 from gemel.models.notes import add_note
@@ -95,7 +95,7 @@ def report_row(ctx: MergeContext, cache: StepCache, event: Event, fields: Row) -
 
 def enter_step(
     ctx: MergeContext, cache: StepCache, budget: Budget, change: Change, gain: int, price: float, *parts: str
-) -> Entry:
+) -> StepStart:
     """Whether a step that could save `gain` bytes more and must save more than `price` begins; else the log says why.
 
     `parts` tell apart two climbs over the same steps.
@@ -103,13 +103,13 @@ def enter_step(
     if gain <= price:
         fields = {"step": change.value, "possible_bytes": gain, "price_bytes": round(price)}
         report_row(ctx, cache, Event.LEFT_OUT, fields)
-        return Entry.LEFT_OUT
+        return StepStart.LEFT_OUT
     if cache.step(Step.RUNG_TIME, lambda: budget.over, change.value, *parts):
         add_note("the budget", f"ended before '{change.value}', which could save up to {gain / 1e6:.1f} MB more",
                  "raise --max-minutes or --max-flops")  # fmt: skip
         cache.add_row({"out_of_budget": change.value, "possible_bytes": gain, "flops": ctx.flops.total})
-        return Entry.OUT_OF_TIME
-    return Entry.BEGINS
+        return StepStart.OUT_OF_TIME
+    return StepStart.BEGINS
 
 
 def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, checkpoint: Checkpoint) -> MergeTask:
