@@ -107,7 +107,7 @@ def whole(setting: Setting, found: Found) -> None:
     train_originals(workload, options=TrainOptions(passes=setting.many(1024, 64), max_cycles=1))
     for method in ("top-down", "gemel"):
         told, out = list[tuple[str, dict[str, Any]]](), setting.folder / f"{method}.safetensors"
-        options = MergeOptions(Recipe(epochs=setting.many(4, 1), frames_per_epoch=frames), max_minutes=0.5)
+        options = MergeOptions(Recipe(epochs=setting.many(4, 1), frames_per_epoch=frames), max_minutes=1.0)
 
         def tell(event: str, told: list = told, **fields: Any) -> None:
             told.append((event, fields))

@@ -36,6 +36,7 @@ from gemel.models.sharing.flop_rates import flops_before, layers_by_query
 from gemel.models.sharing.layers import weight_key
 from gemel.models.sharing.passes import fed_alike
 from gemel.models.sharing.plan import SharingPlan
+from gemel.models.workload import Query
 from gemel.models.zoo.user_models import is_model_file
 
 SHARING_PREFIXES = "sharing the first layers of each camera's queries"
@@ -112,7 +113,7 @@ def find_camera_families(ctx: MergeContext, merged: Merged) -> list[Family]:
     """Queries of one camera whose networks are alike and fed alike; a donor that is one of them is as it was merged."""
     alike: dict[Hashable, list[str]] = defaultdict(list)
     for name in ctx.judged:
-        alike[ctx.queries[name].model, fed_alike(BundleQuery.of(ctx.queries[name]))].append(name)
+        alike[_camera_key(ctx.queries[name])].append(name)
     found = []
     for queries in alike.values():
         layers = [layer for layer in ctx.layers if layer.query == queries[0]]
@@ -206,6 +207,10 @@ def tie_prefixes(plan: SharingPlan, family: Family, lengths: Mapping[str, int]) 
         members = [(query, path) for query in sorted(users, key=lambda query: (query != family.donor_query, query))]
         plan = plan.with_pairs(pairwise(members))
     return plan
+
+
+def _camera_key(query: Query) -> Hashable:
+    return query.model, fed_alike(BundleQuery.of(query))
 
 
 def _saved_flops(ctx: MergeContext, family: Family, query: str, lengths: Mapping[str, int]) -> float:

@@ -20,8 +20,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from gemel.merger import MergeOptions, MergeReport, Recipe, merge
+from gemel.merger.budget import Budget
 from gemel.merger.context import MergeContext
-from gemel.merger.events import Change
+from gemel.merger.events import Change, Event
 from gemel.merger.training.distillation import REGION_PROPOSALS, record_inputs, watched_layers
 from gemel.models.batchnorm import batchnorms_of
 from gemel.models.bundle import Bundle, open_bundle, verify_bundle
@@ -131,6 +132,18 @@ def test_top_down_detectors_share_all_with_one_repaired(
     assert bundle.query(repaired).trained is not None and report.flops > 0
 
 
+def end_with_first_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is over once an epoch is reported: one group is trained, and no other is begun."""
+    epochs, report = list[Event](), MergeContext.report
+
+    def note(self: MergeContext, event: Event, **fields: Any) -> None:
+        epochs.extend([event] * (event is Event.EPOCH))
+        report(self, event, **fields)
+
+    monkeypatch.setattr(MergeContext, "report", note)
+    monkeypatch.setattr(Budget, "of", lambda ctx, *_: Budget(ctx.flops, ends=1.0, clock=lambda: float(len(epochs))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_STAGE_FIRST)
 def test_gemel_detectors_share_layers_after_training(
@@ -141,8 +154,8 @@ def test_gemel_detectors_share_layers_after_training(
     monkeypatch.setattr(MergeContext, "plain_ratio", hold_always)
     ctx = MergeContext(workload)
     ctx.open()
-    options = replace(OPTIONS, max_flops=ctx.flops.total + 1)  # one group, and no other is begun
-    report, bundle, sets = merge_and_check(workload, options, tmp_path / "b.gemel", "gemel")
+    end_with_first_epoch(monkeypatch)
+    report, bundle, sets = merge_and_check(workload, OPTIONS, tmp_path / "b.gemel", "gemel")
     assert [row["outcome"] for row in sets] == ["kept"] + ["untried"] * (len(sets) - 1) and len(sets) > 10
     spent = report.flops - ctx.flops.total
     assert 0.9 * spent < sets[0]["flops"] < spent  # the proof comes after it

@@ -18,7 +18,7 @@ from gemel.merger.checkpoint import StepCache, snapshots
 from gemel.merger.context import Merged
 from gemel.merger.methods.gemel import attempt_set, smaller_set
 from gemel.merger.training.loop import Diverged
-from gemel.merger.training.recipe import Recipe
+from gemel.merger.training.recipe import Flops, Recipe
 from gemel.models.sharing.plan import SharingPlan, tie
 from gemel.models.workload import Workload
 from tests.merger.guarantees import ratios_on_val
@@ -88,7 +88,7 @@ def _accept(queries: str, plan: SharingPlan | None = None) -> Merged:
 
 def _try(script: list, accepted: Merged, members: list, epochs: int, reverted: dict | None = None) -> Any:
     ctx: Any = ScriptedContext(script, reverted or {})
-    return attempt_set(ctx, accepted, members, Recipe(epochs=epochs), REQUIRED, StepCache(), Budget(ctx.flops))
+    return attempt_set(ctx, accepted, members, Recipe(epochs=epochs), REQUIRED, StepCache(), Budget(Flops()))
 
 
 def test_attempt_success_ends_at_once() -> None:
@@ -137,6 +137,12 @@ def test_attempt_divergence_keeps_what_was_adopted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "train_epochs", explode)
     tried = _try([{"a": 0.96, "b": 0.97, "c": 0.2}], _accept("abc"), [A, B, C], 3)
     assert tried.diverged and tried.kept == (A, B)
+
+
+def test_attempt_out_of_time_keeps_what_was_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "train_epochs", lambda *_: iter(()))
+    tried = _try([{"a": 0.96, "b": 0.97, "c": 0.2}], _accept("abc"), [A, B, C], 3)
+    assert not tried.diverged and tried.kept == (A, B)
 
 
 def test_smaller_set_keeps_the_better_half_of_the_failing() -> None:
