@@ -7,6 +7,7 @@ is worth what it costs (`--effort`), and a merge out of time keeps the best cand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -142,6 +143,9 @@ def climb(search: Search, rungs: Sequence[Rung]) -> Search:
 
 
 def _max_flops(search: Search, rungs: Iterable[Rung]) -> float:
+    """Of all steps that may begin, were there no limit of time."""
+    task, layers = (replace(one, budget=replace(one.budget, ends=math.inf)) for one in (search.task, search.layers))
+    search = replace(search, task=task, layers=layers)
     costs = [(rung.max_flops(search), rung.possible_bytes(search)) for rung in rungs]
     return sum(flops for flops, possible in costs if search.gain(possible) > search.price(flops))
 
