@@ -32,7 +32,7 @@ TRAINING = {
     "classification": TrainOptions(passes=1040, max_cycles=1),
     "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
 }
-DEARER = (Change.TRUNK, Change.LAYERS, Change.HALF)
+DEARER = (Change.NETWORK_TRAINED, Change.TRUNK, Change.LAYERS, Change.HALF)
 MERGING = MergeOptions(
     Recipe(rate=5e-4, epochs=5, batch=32, micro_batch=32, frames_per_epoch=128, evaluate_from=5),
     min_saving=0.02,

@@ -102,7 +102,8 @@ def enter_step(
     """
     if gain <= price:
         fields = {"step": change.value, "possible_bytes": gain, "price_bytes": round(price)}
-        report_row(ctx, cache, Event.LEFT_OUT, fields)
+        if gain:
+            report_row(ctx, cache, Event.LEFT_OUT, fields)
         return StepStart.LEFT_OUT
     if cache.step(Step.RUNG_TIME, lambda: budget.over, change.value, *parts):
         add_note("the budget", f"ended before '{change.value}', which could save up to {gain / 1e6:.1f} MB more",

@@ -2,7 +2,7 @@
 
 Of the queries of one task the networks with the fewest bytes are the candidates. The one that, unchanged, comes nearest
 to answering for the most bytes is the donor. Each other query takes its network: unchanged, with the outputs of its own
-classes, if that is near enough; else, where a bundle gives donors, with norms and head trained on its own frames
+classes, if that is near enough; else with norms and head trained on its own frames
 by distillation, while the donor's weights stay frozen. That training runs to the end of its schedule and is evaluated
 once: an epoch that looks good on few frames is often luck. The queries that hold are served. The rest goes on
 with the next donor, until a few have served none. FLOPs a second of the box do not grow.

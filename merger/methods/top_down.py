@@ -3,12 +3,11 @@
     identical tensors             tied as they are
     another network, unchanged    answers for a query, with the outputs of its classes
     means of kin                  of fine-tunes of one network, the most alike sets first; nothing is trained
-    layers of another             as another model has them; the query's own norms, head and private layers are trained
+    another network or layers     as another model has them; the query's own norms, head and private layers are trained
     one network for all           of a task, trained
     shared layers                 all tied at once and trained together, then with the heavier half of the bytes alone
 
-Only where a bundle gives donors, another network is also tried with norms and head trained. A detector gives its
-weights and keeps them, where it can: boxes hardly agree once weights change.
+A detector gives its weights and keeps them, where it can: boxes hardly agree once weights change.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class TopDown(Method):
         config = options.top_down
         task = prepare_task(ctx, SharingPlan(), options, checkpoint)
         kin = ctx.run_on_rank0(lambda: kin_pairs(ctx.layers, ctx.states_that_share(), config.kin_similarity))
-        rungs = [rung for rung in make_rungs(ctx) if rung.change not in config.without]
+        rungs = [rung for rung in make_rungs() if rung.change not in config.without]
         ctx.stages.announce([rung.change.value for rung in rungs])
         search = open_search(replace(task, kin=kin), options, Networks(), NOTHING)
         if not search.layers.plan.shared and not search.best.plan.shared and len(ctx.judged) > 1:
@@ -73,7 +72,7 @@ class TopDown(Method):
         return [*map(SetTrial, as_they_are), *explain_steps(others, log, required_ratios(ctx, options.margin), flops)]
 
 
-def make_rungs(ctx: MergeContext) -> list[Rung]:
+def make_rungs() -> list[Rung]:
     """The steps in their order."""
     network, trained = (
         Rung(
@@ -88,7 +87,7 @@ def make_rungs(ctx: MergeContext) -> list[Rung]:
             Change.MEAN, lambda search: search.possible_bytes(kin_plan(search)),
             lambda search: 8 * evaluation_flops(search.layers.ctx), average_kin,
         ),
-        *([trained] if ctx.donors.queries else []),
+        trained,
         Rung(
             Change.PRIVATE, lambda search: search.possible_bytes(search.layers.plan),
             lambda search: min(max_private_flops(search.layers), search.layers.budget.flops_left), train_alone,

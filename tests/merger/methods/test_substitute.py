@@ -32,7 +32,7 @@ from tests.merger.options import QUICK
 
 LAYER_STEPS = (Change.MEAN, Change.PRIVATE, Change.LAYERS, Change.HALF)
 SUBSTITUTION = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.TRUNK)))
-TRUNK = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.NETWORK)))
+TRUNK = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.NETWORK, Change.NETWORK_TRAINED)))
 
 
 def _change(workload: Workload, **keys) -> Workload:
