@@ -138,7 +138,7 @@ def _first_step(training: Training) -> tuple[float, torch.Tensor]:
             training._compute_gradients()
     finally:
         torch.backends.cudnn.deterministic = before
-    gradients = [p.grad.flatten().cpu() for p in training._parameters if p.grad is not None]
+    gradients = [p.grad.flatten().cpu() for p, _, _ in training._parameters if p.grad is not None]
     return training.loss, torch.cat(gradients)
 
 

@@ -166,7 +166,7 @@ class Training:
         known = {p: state["moments"][name] for name, p in named if state["moments"][name]}
         self.optimiser.state.clear()
         for p, moments in known.items():
-            self.optimiser.state[p] = {name: value.to(p.device) for name, value in moments.items()}
+            self.optimiser.state[p] = {name: value.to(p.device, copy=True) for name, value in moments.items()}
         self._set_step_config(*state["step_config"])
 
     def _scalar(self, value: float = 0.0) -> Tensor:
