@@ -37,7 +37,7 @@ def test_demo_has_the_promised_keys(quick, tmp_path, capsys):
         assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values()) > 0
     assert (out / "results.jsonl").exists()
     steps = written.err.splitlines()
-    assert "rendering the camera clips, training the originals (classification)," in steps[0]
+    assert "rendering the camera clips; training the originals (classification);" in steps[0]
     assert json.loads((out / "report.json").read_text())["headline"]["memory"] == demo.BOX_MEMORY
 
 
