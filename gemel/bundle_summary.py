@@ -346,7 +346,7 @@ class BundleSummary:
                     "precision": _precision(query),
                     "bits": query_bits(query),
                     "in_integers": bool(query.activations),
-                    "network": _network(query),
+                    "network": network_of(query),
                     "proof": proofs.get(query.id),
                 }
                 for query in self.bundle.queries
@@ -373,7 +373,7 @@ class BundleSummary:
             "trained in",
             "against the original",
         )
-        networks = networks_text({query.id: _network(query) for query in self.bundle.queries})
+        networks = networks_text({query.id: network_of(query) for query in self.bundle.queries})
         return "\n".join([
             *([networks, ""] if networks else []),
             table(headers, rows),
@@ -428,6 +428,6 @@ def _precision(query: BundleQuery) -> str | None:
     return query.trained.precision if query.trained is not None else None
 
 
-def _network(query: BundleQuery) -> str | None:
+def network_of(query: BundleQuery) -> str | None:
     """The other query whose network answers this one."""
     return None if query.substitution is None else query.substitution.query

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gemel.bundle_summary import MergeOutcomes, byte_counts, measure_resident_bytes, shared_tensors
+from gemel.bundle_summary import MergeOutcomes, byte_counts, measure_resident_bytes, network_of, shared_tensors
 from gemel.conditions import DEFAULT_DEVICE
 from gemel.edge_runtime.memory.usage import planned_base_bytes
 from gemel.edge_runtime.policies import DEFAULT_POLICY
@@ -260,11 +260,6 @@ def open_matching_bundle(bundle: str | Path, load: Workload) -> Bundle:
             if getattr(found, key) != value:
                 raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
     return opened
-
-
-def network_of(query: BundleQuery) -> str | None:
-    """The other query whose network answers this one."""
-    return None if query.substitution is None else query.substitution.query
 
 
 def query_as_shipped(query: Query, bundle: Bundle) -> Query:

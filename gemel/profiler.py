@@ -102,13 +102,15 @@ def profile_bundle(
 ) -> ProfileResult:  # fmt: skip
     """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
 
-    Times are medians over `rounds` of noise frames (FRAME_PIXELS), batches in turns, after one warm-up run each. With
+    Times are medians over `rounds` of noise frames (FRAME_PIXELS), batches in turns, after one warm-up run each; runs
+    of networks that differ in their weights alone are measured once. With
     the bundle's `workload`, the val footage gives the accuracy of results by their age. `device` is cpu or cuda
     (default: cuda if available); `engine` is as in a box config, which uses these costs if it names the same
     engine. Raises InputError for a bad bundle or an unknown engine.
     """
     from gemel.edge_runtime.engines.base import AUTO, ENGINES
     from gemel.edge_runtime.engines.setup import EngineRequest, engines_for
+    from gemel.edge_runtime.life.runtime import architecture_of
 
     ENGINES.check(engine, "gemel profile", "--engine", [AUTO])
     load = None if workload is None else _load_workload(bundle, workload)
@@ -124,6 +126,7 @@ def profile_bundle(
         engines = engines_for(opened, engine, EngineRequest(chosen))
         memory = _open_memory(opened, engines, chosen)
         queries: dict[str, QueryProfile] = {}
+        measured = list[tuple[object, tuple[BatchCost, ...]]]()
         loads: list[tuple[int, float]] = []
         stages.begin(MEASURING, len(opened.queries))
         try:
@@ -133,11 +136,15 @@ def profile_bundle(
                     loads += found
                     load_s = median(seconds for _, seconds in found)
                     workspace = {count: one.workspace_of(count) for count in BATCHES}
-                    memory.bind(one, tuple(one.weights))
                     pages = tuple(one.weights) if one.in_pages else ()
-                    batches = _batches(one, rounds, workspace)
+                    kind = one.name, architecture_of(one.query)
+                    batches = next((known for other, known in measured if other == kind), None)
+                    if batches is None:
+                        memory.bind(one, tuple(one.weights))
+                        batches = _batches(one, rounds, workspace)
+                        memory.unbind(one)
+                        measured.append((kind, batches))
                     queries[query] = QueryProfile(load_s, batches, engine=one.name, pages=pages)
-                    memory.unbind(one)
                     stages.add()
                 joint = _profile_passes(memory, opened, engines, queries, rounds)
         finally:

@@ -352,12 +352,13 @@ def _queries_of_equal_cost(before: ActiveConfig, after: ActiveConfig) -> frozens
         name
         for name, query in after.queries.items()
         if name in before.queries
-        and _architecture(before.queries[name]) == _architecture(query)
+        and architecture_of(before.queries[name]) == architecture_of(query)
         and getattr(old[name], "name", "") == getattr(new[name], "name", "")
     )
 
 
-def _architecture(query: BundleQuery) -> tuple[Any, ...]:
+def architecture_of(query: BundleQuery) -> tuple[Any, ...]:
+    """What of a query decides how long a run takes: equal for networks that differ in their weights alone."""
     dtypes = {key: stored.dtype for key, stored in query.stored.items()}
     return query.network, query.model_args, query.input_size, len(query.classes), query.preprocess, dtypes
 

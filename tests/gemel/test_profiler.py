@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemel import profiler
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
 from gemel.edge_runtime.engines.torch_engine import TorchEngine
@@ -63,6 +64,16 @@ def test_profile_measures_batches_and_writes_the_file(bundle, capsys):
     assert machine_mismatch(kept, "cpu") is None and kept.queries["gate"].batches[0].run_s == pytest.approx(
         found["queries"][0]["batches"][0]["run_ms"] / 1000
     )
+
+
+def test_profile_runs_networks_that_differ_in_weights_alone_once(bundle, monkeypatch):
+    ran, measure = list[str](), profiler._batches
+    monkeypatch.setattr(
+        profiler, "_batches", lambda engine, *more: ran.append(engine.query.id) or measure(engine, *more)
+    )
+    queries = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch").profile.queries
+    assert ran == ["gate"] and queries["gate"].batches == queries["yard"].batches == queries["road"].batches
+    assert all(query.load_s > 0 for query in queries.values())
 
 
 def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
