@@ -93,7 +93,7 @@ def lower_bits(
         weights = quantizable_weights(ctx, merged, bits, queries)
         before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
         possible = max(0, before - sum(weight.nbytes for weight in weights))
-        price = price_in_bytes(ctx, options, cost) if is_auto else -math.inf  # bits that were asked for
+        price = price_in_bytes(ctx, options, cost) if is_auto else -math.inf  # given bits are taken whatever they save
         start = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name)
         if start is not StepStart.BEGINS:
             too_little = f"{bits} could save too little beyond {steps[-1].bits}"

@@ -64,7 +64,7 @@ def test_merge_whose_trainings_diverge_keeps_what_held(
 
 @pytest.mark.parametrize("method", ["top-down", "gemel"])
 def test_recipe_is_in_log_and_report(workload: Workload, tmp_path: Path, method: str) -> None:
-    options = MergeOptions(Recipe(epochs=1, frames_per_epoch=16), margin=1.0, precision="fp32")
+    options = MergeOptions(Recipe(epochs=1, frames_per_epoch=16), margin=1.0, precision="fp32", accept_unproven=True)
     report = merge(workload, tmp_path / "b.safetensors", method, options=options)
     rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]
     (row,) = [row for row in rows if "recipe" in row]
