@@ -294,6 +294,9 @@ NEWEST_SHARE = 0.2
 BATCH_SHARE = 0.05
 # How many mean deviations a run is expected to take longer than the average, as in TCP's timer (Jacobson 1988).
 DEVIATIONS = 4.0
+# A run counts as at most so many times the average, which a box that throttles still reaches within a few runs. A stall
+# of a second would else bring the average near to an SLA of 200 ms, and the frames of the next seconds would be dropped.
+MAX_TIMES_AVERAGE = 3.0
 # How much a run time is lowered for each frame that it cost.
 LOWER_SHARE = 0.05
 # Loads smaller than this say more about the latency than about the rate of copying.
@@ -382,6 +385,7 @@ class _RunTimes:
         """Learn from a run of `count` frames; returns what one frame took in it, in proportion."""
         single, index, mean_s = seconds / self._batches[count - 1], count - 1, self.mean_s
         if mean_s > 0:
+            single = min(single, MAX_TIMES_AVERAGE * mean_s)
             deviation = min(1.0, abs(single - mean_s) / mean_s)  # a stall counts once, in the average
             known = self._deviations[index]
             self._last_deviation = _moving_average(self._last_deviation if known is None else known, deviation)

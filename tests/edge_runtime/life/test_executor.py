@@ -63,9 +63,13 @@ def test_executor_estimates_follow_measurements():
     assert box.executor.to_json()[0]["age_p95_ms"] == pytest.approx(40)
 
 
-@pytest.mark.parametrize("stalls", [[0.02, 0.02, 0.02, 5.0, 0.02], [5.0, 5.0, 5.0, 0.02]])
-def test_executor_recovers_from_a_stall(stalls):
-    box = StubBox(queries="a", policy="adaptive", seconds=stalls).warm_up()
+def test_executor_goes_on_after_a_stall_without_a_frame_lost():
+    box = StubBox(queries="a", policy="adaptive", seconds=[0.02, 0.02, 0.02, 5.0, 0.02]).warm_up()
+    assert all(feed_steps(box, 50)) and box.ledger.balanced
+
+
+def test_executor_recovers_from_a_warm_up_that_stalled():
+    box = StubBox(queries="a", policy="adaptive", seconds=[5.0, 5.0, 5.0, 0.02]).warm_up()
     has_run = feed_steps(box, 300)
     assert not all(has_run[:50]) and all(has_run[-30:]) and box.ledger.balanced
 
