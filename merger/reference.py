@@ -147,7 +147,9 @@ class OriginalJudge:
             lacking.append(footage.problem)
         needs = find_needs(observed, error, FOOTAGE.block_s).text()
         if not can_tell(observed, error):
-            doubt = f"cannot be proven with {describe_given(observed)}: needs {needs}"
+            # The last query of Holm's procedure has all of the error.
+            how = "can be proven only after all others" if can_tell(observed, PROOF.error) else "cannot be proven"
+            doubt = f"{how} with {describe_given(observed)}: needs {needs}"
             return replace(reference, doubt=doubt, lacking=(*lacking, doubt))
         if (power := find_power(observed, error)) < MIN_POWER:
             text = f"{describe_given(observed)} prove a good merge {describe_power(power)}"

@@ -59,6 +59,14 @@ def test_merge_with_little_footage_says_how_much_it_lacks_and_changes_nothing(
     assert "minutes more of footage" in note and "labelled val frames" in note and "--accept-unproven" in note
 
 
+def test_merge_says_which_query_the_last_of_holms_procedure_could_prove(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemel.merger.reference.can_tell", lambda _, error: error == PROOF.error)
+    report = merge_int8(add_footage(workload, FEW), tmp_path / "b.safetensors")
+    assert any(note.startswith("q0: can be proven only after all others with ") for note in report.notes)
+
+
 def test_merge_accepted_by_its_plain_ratio_is_never_called_proven(workload: Workload, tmp_path: Path) -> None:
     report = merge_int8(add_footage(workload, FEW), tmp_path / "b.safetensors", accept_unproven=True)
     assert report.saved_fraction > 0.5
