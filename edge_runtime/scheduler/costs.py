@@ -295,7 +295,7 @@ BATCH_SHARE = 0.05
 # How many mean deviations a run is expected to take longer than the average, as in TCP's timer (Jacobson 1988).
 DEVIATIONS = 4.0
 # A run counts as at most so many times the average, which a box that throttles still reaches within a few runs. A stall
-# of a second would else bring the average near to an SLA of 200 ms, and the frames of the next seconds would be dropped.
+# of a second would else bring the average near to an SLA of 200 ms, and frames of the next seconds would be dropped.
 MAX_TIMES_AVERAGE = 3.0
 # How much a run time is lowered for each frame that it cost.
 LOWER_SHARE = 0.05
