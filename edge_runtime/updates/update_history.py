@@ -7,6 +7,7 @@ is installed until a person has looked at it. What servers said (`server.json`) 
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +61,7 @@ class UpdateHistory(Exact):
         return self.model_copy(update={"trial": trial})
 
     def condemn(self, trial: UpdateTrial, reason: str, again_at: float | None = None) -> UpdateHistory:
-        """The history with a bundle that is to be taken back; without `again_at` it is never taken again."""
+        """The history with a bundle that is to be taken back; without `again_at` no offer of it is taken."""
         verdict = one_line(reason)[:MAX_REASON]
         refused = {**self.refused, trial.digest: verdict}
         newest = dict(list(refused.items())[-MAX_REFUSED:])
@@ -80,10 +81,12 @@ class UpdateHistory(Exact):
     def forgive(self, now: float) -> UpdateHistory:
         """The history without bundles that may come again by now; itself where there are none."""
         due = {digest for digest, moment in self.again_at.items() if moment <= now}
-        if not due:
-            return self
-        refused = {digest: why for digest, why in self.refused.items() if digest not in due}
-        times = {digest: moment for digest, moment in self.again_at.items() if digest not in due}
+        return self.pardon(due) if due else self
+
+    def pardon(self, digests: Set[str]) -> UpdateHistory:
+        """The history in which these bundles are refused no more."""
+        refused = {digest: why for digest, why in self.refused.items() if digest not in digests}
+        times = {digest: moment for digest, moment in self.again_at.items() if digest not in digests}
         return self.model_copy(update={"refused": refused, "again_at": times})
 
 

@@ -62,6 +62,7 @@ MIN_SILENT_S, SILENT_POLLS = DAY_S, 3
 """A server that has not answered for so long, and for so many polls, is a trouble."""
 NO_TAG = tag_digest("")
 BY_HAND = "taken back by hand"
+TRY_AGAIN = "sign it again with `gemel bundle sign`, or install it by hand"
 
 log = logging.getLogger("gemel.run")
 
@@ -189,6 +190,7 @@ class Updater:
         self._next_poll = self._next_try = self._next_take_back = 0.0
         self._answered_at = clock()
         self._bundle_stamp: Stamp | None = None
+        self._present: str | None = None
         self._poll_trouble: str | None = None
         self.checked_at: float | None = None
         self.release = Release()
@@ -394,11 +396,11 @@ class Updater:
         """Why a signed bundle is not taken: problem and hint."""
         assert self.history is not None
         if digest in self.history.refused:
-            yield f"bundle {digest[:12]} was taken back before: {self.history.refused[digest]}", "offer another"
+            yield f"bundle {digest[:12]} was taken back before: {self.history.refused[digest]}", TRY_AGAIN
         highest = self.history.highest
         if release.sequence <= highest:
             problem = f"bundle {digest[:12]} has the number {release.sequence}, and {highest} has served here"
-            yield problem, "sign it again with `gemel bundle sign`, or install it by hand"
+            yield problem, TRY_AGAIN
         if release.is_over(time.time()):
             problem = f"bundle {digest[:12]} was signed to serve until {release.end_text}"
             yield problem, "sign it again with `gemel bundle sign --valid-until`"
@@ -462,8 +464,8 @@ class Updater:
     ) -> None:
         """Let the bundle before the trial serve again, then remember that.
 
-        `again_at` is when it may come again, in seconds since 1970; None: never. Where a step fails the
-        verdict stays, and the next one goes on from there.
+        `again_at` is when an offer of it is taken again, in seconds since 1970; None: not before it is signed again, or
+        installed by hand. Where a step fails the verdict stays, and the next one goes on from there.
         """
         assert self.history is not None
         self._note_refusal(reason)
@@ -506,22 +508,28 @@ class Updater:
             log.warning("update: %s", one_line(error))
 
     def _read_release(self) -> None:
-        """Read number and end date of the bundle that serves, where its file has changed."""
+        """Read digest, number and end date of the bundle that serves, where its file has changed."""
         try:
             bundle = open_bundle(self.files.bundle, self._factories, self._root)
             if bundle.file.opened_as == self._bundle_stamp:
                 return
-            self._bundle_stamp = bundle.file.opened_as
+            self._bundle_stamp, self._present = bundle.file.opened_as, file_digest(self.files.bundle)
             self.release = check_signature(bundle, self.config.public_key)
         except (GemelError, OSError):  # without a signature, or with another key's: it has no number
             self.release = Release()
 
     def _count_present(self) -> None:
-        """Remember the number of the bundle that serves, also of one that came by hand."""
+        """Remember the number of the bundle that serves; one that a person put there is refused no more."""
         assert self.history is not None
         self._read_release()
-        if self.history.trial is None and self.release.sequence > self.history.highest:
+        if self.history.trial is not None:
+            return
+        if self.release.sequence > self.history.highest:
             self._write_history(self.history.model_copy(update={"highest": self.release.sequence}))
+        if self._present in self.history.refused:
+            self._write_history(self.history.pardon({self._present}))
+            if self.memory.offered == self._present:
+                self._remember(refusal=None, refused_at=None)
 
     def _tag_of(self, offer: Offer) -> str:
         return offer.tag or NO_TAG

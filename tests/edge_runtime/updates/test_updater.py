@@ -15,6 +15,7 @@ from gemel.edge_runtime.updates import updater as updates
 from gemel.edge_runtime.updates.update_history import UpdateHistory, read_history
 from gemel.edge_runtime.updates.updater import UpdateState, file_digest, recover_update
 from gemel.models.bundle.delta import write_update
+from gemel.models.bundle.signing import sign_bundle
 from gemel.models.errors import InputError
 from gemel.models.files.io import locked_folder
 from tests.edge_runtime.local_box import LocalBox
@@ -111,6 +112,50 @@ def test_update_taken_back_as_late_alone_comes_again_after_a_day(
     puller.now += updates.DAY_S
     puller.run(5)
     assert puller.present == ("new" if "late" in more else "old")
+
+
+def fail_on_trial(puller: Fixture) -> None:
+    """Let an update fail on trial; its offer stays."""
+    puller.server.files["/box.safetensors"] = puller.new
+    puller.run(5)
+    puller.problems["gate"] = "cannot run"
+    puller.run(5)
+    puller.problems.clear()
+    assert puller.present == "old"
+
+
+def test_update_that_failed_on_trial_is_tried_again_once_it_is_signed_again(puller: Fixture) -> None:
+    fail_on_trial(puller)
+    puller.now += 10 * updates.DAY_S
+    puller.run(700)
+    told = puller.updater.to_json()
+    assert puller.present == "old" and (told["state"], told["why"]) == (UpdateState.REFUSED, "query gate: cannot run")
+    path = puller.folder / "new.safetensors"
+    release = sign_bundle(path, puller.private)
+    puller.new = puller.server.files["/box.safetensors"] = path.read_bytes()
+    puller.updater._next_poll = 0.0
+    puller.run(5)
+    assert puller.present == "new" and puller.updater.to_json()["state"] == UpdateState.ON_TRIAL
+    puller.run(120)
+    assert puller.present == "new" and puller.updater.to_json()["state"] == UpdateState.CURRENT
+    assert puller.history.highest == release.sequence and puller.updater.to_json()["why"] is None
+
+
+def test_update_that_failed_on_trial_is_refused_no_more_once_a_person_installs_it(puller: Fixture) -> None:
+    fail_on_trial(puller)
+    restarted = puller.build()
+    restarted.poll()
+    told = restarted.to_json()
+    assert told["state"] == UpdateState.REFUSED and told["since"] <= time.time() and told["refused"]
+    puller.files.bundle.write_bytes(puller.new)
+    restarted.poll()
+    told = restarted.to_json()
+    assert puller.present == "new" and not puller.history.refused and puller.history.highest == 2
+    assert (told["state"], told["why"], told["since"]) == (UpdateState.CURRENT, None, None)
+    later = puller.offer("third", 3)
+    puller.now += puller.config.every_s
+    restarted.poll()
+    assert puller.files.bundle.read_bytes() == later, "the next offer is tried"
 
 
 def test_lateness_is_not_the_fault_of_an_update_on_an_overloaded_box(puller: Fixture) -> None:
