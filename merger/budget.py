@@ -82,4 +82,8 @@ class Budget:
     @property
     def over(self) -> bool:
         """Whether no further step may begin."""
-        return self.flops.total >= self.max_flops or self.clock() >= self.ends
+        return self.ends_within(0.0)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether a step that takes so long could not end in time."""
+        return self.flops.total >= self.max_flops or self.clock() + seconds >= self.ends

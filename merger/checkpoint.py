@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 WORK_SUFFIX = ".work"
 """Appended to the output's name: the folder of the checkpoint."""
 STATE = "state.pt"
-FORMAT = 30
+FORMAT = 31
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -73,6 +73,8 @@ class Step(str, Enum):
     ATTEMPT = "attempt"
     BEGUN = "begun"
     BEST = "best"
+    BITS = "start of a step of bits"
+    BITS_TIME = "time for a step of bits"
     CAMERA_PREFIXES = "camera prefixes"
     COMPUTED = "computed"
     EVALUATED = "evaluated"

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
 from gemel.merger.assignment import QueryLoad, order_queries, partition
 from gemel.merger.checkpoint import Row, State, Step, StepCache, snapshot, snapshots, storable
-from gemel.merger.config import MEASUREMENT
+from gemel.merger.config import MEASUREMENT, MergeOptions
 from gemel.merger.distributed import ProcessGroup
 from gemel.merger.donors import Donors
 from gemel.merger.events import Event
@@ -94,7 +93,7 @@ READING, EVALUATING = "reading the models and frames", "evaluating the originals
 class MergeContext:
     """The originals of a workload and their frames (`data`), on one device, and what evaluates merged models.
 
-    `references` are the originals' results, computed on first use unless given; `proves` says whether they are judged
+    `references` are the originals' results, computed on first use; `proves` says whether they are judged
     by what could prove a merge. `group` holds the processes of the merge: all run the same program, each on the frames
     of its own queries (merger.distributed). The keys of `trained` are the queries whose models were trained;
     `documents` are networks as ONNX by architecture, each of which takes seconds to export. A method calls `expect`
@@ -115,12 +114,10 @@ class MergeContext:
         workload: Workload,
         seed: int = 0,
         progress: Progress = silent,
-        device: torch.device | None = None,
-        references: Mapping[str, Reference] | None = None,
         group: ProcessGroup | None = None,
         donors: Donors | None = None,
     ) -> None:
-        self.workload, self.device, self.group = workload, device or default_device(), group or ProcessGroup()
+        self.workload, self.device, self.group = workload, default_device(), group or ProcessGroup()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.data = WorkloadData(workload, self.device, self.group)
@@ -130,14 +127,14 @@ class MergeContext:
         self.root, self.test, self.val = self, self.data.test, self.data.val
         self.train, self.search = self.data.train, self.data.search
         self.seed, self.progress, self.evidence_config = seed, progress, EVIDENCE
-        self.proves, self.accept_unproven = False, False
+        self.proves, self.accept_unproven, self.margin = False, False, MergeOptions.margin
         self.judged: list[str] = list(self.queries)
         self.speed, self.evaluating_s = math.inf, 0.0
         self.stages, self.flops, self.memory = Stages(progress), Flops(), MemoryPlan()
         self.trained: dict[str, bool] = {}
         self.expect: Callable[[Callable[[], float] | None], None] = lambda bound: None
         self.documents: dict[str, bytes | None] = {}
-        self.references = LazyDict(self.queries, self._evaluate_original) if references is None else references
+        self.references: Mapping[str, Reference] = LazyDict(self.queries, self._evaluate_original)
         self._pieces_loaded = 0
         self.data.reach = lambda done: self.stages.reach(self._pieces_loaded + done)
 
@@ -381,11 +378,11 @@ class MergeContext:
         found.lenders = {name: donor for name, donor in {**root.lenders, **lent}.items() if donor is not None}
         found.layers = [*layers_of_all([found.queries[name] for name in self.judged]), *found._lent_layers()]
         found.bases = Joined(root.originals, LazyDict(changed, partial(self._adapt_network, networks, states or {})))
-        found.val = Joined(root.val, LazyDict(changed, lambda query: self._frames_for(query, root.val[query.id])))
-        found.search = Joined(
-            root.search, LazyDict(changed, lambda query: self._frames_for(query, root.search[query.id]))
-        )
-        found.test = Joined(root.test, LazyDict(changed, lambda query: self._frames_for(query, root.test[query.id])))
+
+        def take_frames(known: Mapping[str, PreparedFrames]) -> Joined[PreparedFrames]:
+            return Joined(known, LazyDict(changed, lambda query: self._frames_for(query, known[query.id])))
+
+        found.val, found.search, found.test = map(take_frames, (root.val, root.search, root.test))
         found.train = Joined(root.train, LazyDict(changed, self._training_set_for))
         return found
 
@@ -433,29 +430,12 @@ class MergeContext:
 
     def ratio(self, query: str, model: nn.Module) -> Ratio:
         """What a search goes by, on its frames: agreement with the original, or the metric over the original's."""
-        answers = self.answers(query, model)
-        agreement = self.agreement(query, answers)
-        by_agreement = self.goes_by_agreement(query)
-        return Ratio(agreement if by_agreement else self._metric_ratio(query, answers), agreement)
-
-    def agreement(self, query: str, answers: Sequence[Prediction]) -> float:
-        """The part of all answers on the frames that a search goes by that the original gives, too."""
-        reference = self.references[query]
-        return compare_answers(self.root.queries[query], reference.answers, answers, reference.threshold).agreement
-
-    def _metric_ratio(self, query: str, answers: Sequence[Prediction]) -> float:
-        reference = self.references[query]
-        tallies = self._tallies(query, answers, reference)
-        metric = task_of(self.root.queries[query]).metric_of(tallies.sum(axis=0))
-        return metric / reference.score if reference.score > 0 else 0.0
-
-    def tallies(self, query: str, model: nn.Module, reference: Reference) -> np.ndarray:
-        """The model's counts on each frame that a search goes by."""
-        return self._tallies(query, self.answers(query, model), reference)
-
-    def _tallies(self, query: str, answers: Sequence[Prediction], reference: Reference) -> np.ndarray:
-        found = self.queries[query]
-        return task_of(found).tallies(answers, reference.truths, found.classes, reference.threshold)
+        own, reference, answers = self.root.queries[query], self.references[query], self.answers(query, model)
+        agreement = compare_answers(own, reference.answers, answers, reference.threshold).agreement
+        if self.goes_by_agreement(query):
+            return Ratio(agreement, agreement)
+        metric = reference.score_of(own, answers)
+        return Ratio(metric / reference.score if reference.score > 0 else 0.0, agreement)
 
     def answers(self, query: str, model: nn.Module) -> list[Prediction]:
         """The model's answers on the frames that a search goes by."""
@@ -489,7 +469,7 @@ class MergeContext:
         )
         return after / before if before > 0 else 0.0
 
-    def required_ratio(self, query: str, margin: float) -> float:
+    def required_ratio(self, query: str) -> float:
         """The ratio from which a search is content: `margin` of the way from the least one to 1.
 
         One error more than the original's is accepted if the least ratio itself allows it.
@@ -498,7 +478,7 @@ class MergeContext:
         one_error = reference.one_error
         if self.goes_by_agreement(query):
             one_error = (1 + ROUNDING) / max(1, len(reference.answers))
-        return max(least, min(least + margin * (1 - least), 1 - one_error))
+        return max(least, min(least + self.margin * (1 - least), 1 - one_error))
 
     def least_ratio(self, query: str) -> float:
         """The ratio below which a query is not tried: proofs would refuse it."""
@@ -540,7 +520,7 @@ class MergeContext:
         for frames in (MEASUREMENT.settling_frames, MEASUREMENT.recalibration_frames):  # the second confirms the first
             if not recalibrate(self, query.id, model, frames):
                 return False
-            metric = task_of(query).metric_of(self.tallies(query.id, model, reference).sum(axis=0))
+            metric = reference.score_of(query, self.answers(query.id, model))
             if metric >= MEASUREMENT.recalibration_min_ratio * reference.score:
                 return False
         return True

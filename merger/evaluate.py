@@ -46,9 +46,9 @@ class Price:
         return cls(kept_bytes, flops_a_second(ctx.flops, [query]), agreement)
 
 
-def required_ratios(ctx: MergeContext, margin: float) -> dict[str, float]:
+def required_ratios(ctx: MergeContext) -> dict[str, float]:
     """Query -> the ratio with which a search is content."""
-    return {query: ctx.required_ratio(query, margin) for query in ctx.queries}
+    return {query: ctx.required_ratio(query) for query in ctx.queries}
 
 
 def queries_at_target(ratios: Mapping[str, float], required: Mapping[str, float]) -> list[str]:

@@ -74,6 +74,8 @@ def lower_bits(
 ) -> list[Shipped]:
     """The merge in float32, and in fewer bits step by step, while there is time and a step could save enough.
 
+    A step is expected to take as long as the one before, and does not begin where that is more than is left. One that
+    has not ended in time changes nothing, where the one before has fewer bits already.
     Where what is `alone` shared without training takes fewer bytes in as many bits, that is the step.
     """
     steps = [Shipped(merged)]
@@ -83,24 +85,28 @@ def lower_bits(
     is_auto = options.weights == AUTO_BITS
     cost = max_flops(ctx, not is_auto)
     ctx.begin(LOWERING, flops=cost)
-    required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
+    required, budget = required_ratios(ctx), Budget.of(ctx, options, checkpoint)
     task = BitsTask(ctx, options, checkpoint, budget, required, merged, queries, alone, name)
     if has_packed_donors:
         computed = _compute(task, steps[0], steps[0])
         ranges = {query: result.ranges for query, result in computed.items() if result.ranges}
         steps = [replace(steps[0], activations=ranges)]
+    seconds = 0.0
     for bits in options.bits:
         weights = quantizable_weights(ctx, merged, bits, queries)
         before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
         possible = max(0, before - sum(weight.nbytes for weight in weights))
         price = price_in_bytes(ctx, options, cost) if is_auto else -math.inf  # given bits are taken whatever they save
-        start = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name)
-        if start is not StepStart.BEGINS:
+        start = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name, seconds=seconds)
+        began_s = checkpoint.step(Step.BITS, lambda: checkpoint.elapsed_s, bits, name)
+        shipped = _store(task, steps[-1], merged, bits) if start is StepStart.BEGINS else None
+        if shipped is None:
             too_little = f"{bits} could save too little beyond {steps[-1].bits}"
             reason = too_little if start is StepStart.LEFT_OUT else OUT_OF_TIME
             steps[-1] = replace(steps[-1], why={**dict.fromkeys(queries, reason), **steps[-1].why})
             break
-        steps.append(_store(task, steps[-1], merged, bits))
+        steps.append(shipped)
+        seconds = checkpoint.elapsed_s - began_s
     return steps
 
 
@@ -108,8 +114,11 @@ def _wide_bytes(weight: QuantizedWeight) -> int:
     return math.prod(weight.shape) * WIDE.itemsize
 
 
-def _store(task: BitsTask, before: Shipped, merged: Merged, bits: Bits) -> Shipped:
-    """The merge in these bits where queries hold; without what was shared, if the originals take fewer bytes so."""
+def _store(task: BitsTask, before: Shipped, merged: Merged, bits: Bits) -> Shipped | None:
+    """The merge in these bits where queries hold; without what was shared, if the originals take fewer bytes so.
+
+    None where time was over before and the step before has fewer bits than float32.
+    """
     ctx, checkpoint = task.ctx, task.checkpoint
 
     def fit(name: Step, state: Merged) -> Quantized:
@@ -124,6 +133,8 @@ def _store(task: BitsTask, before: Shipped, merged: Merged, bits: Bits) -> Shipp
         if instead.nbytes < storage.nbytes:
             ctx.warn(ORIGINALS_ARE_SMALLER)
             merged, storage = alone, instead
+    if before.storage.bits and checkpoint.step(Step.BITS_TIME, lambda: task.budget.over, bits, task.name):
+        return None
     shipped = Shipped(merged, storage, {}, bits)
     computed = _compute(task, before, shipped) if task.options.documents else {}
     return _report(task, before, shipped, computed)

@@ -326,7 +326,8 @@ def _open_context(
         ctx.documents |= ctx.donors.documents()
     keeps_originals = not METHODS[method].searches and not options.bits and not options.share_prefix
     changes = METHODS[method].accepts and not keeps_originals
-    ctx.proves, ctx.evidence_config, ctx.accept_unproven = changes, options.evidence, options.accept_unproven
+    ctx.proves, ctx.accept_unproven, ctx.margin = changes, options.accept_unproven, options.margin
+    ctx.evidence_config = options.evidence
     parts = ctx.assign_queries()
     if group.size > 1:
         progress(Event.PROCESSES.value, queries=parts)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from gemel.merger.config import MEASUREMENT
 from gemel.merger.events import Event
 from gemel.merger.needs import can_tell, describe_power, find_allowed, find_needs, find_power
@@ -82,6 +80,10 @@ class Reference:
     unjudged: Mapping[str, int] = field(default_factory=dict)
     remedy: str = ""
 
+    def score_of(self, query: Query, answers: Sequence[Prediction]) -> float:
+        """The metric of these answers on the frames that a search uses."""
+        return score(task_of(query), answers, self.truths, query.classes, self.threshold)
+
 
 def find_class_order(query: Query, answers: Sequence[Any], labels: Sequence[GroundTruth]) -> tuple[str, ...] | None:
     """The order of the classes in which the answers fit the labels, if it is another one than the query's.
@@ -127,9 +129,9 @@ class OriginalJudge:
         unjudged = {name: samples[name] for name in query.classes if samples[name] < RARE}
         answers = predict(original, query, search, progress=self.add)
         truths = load_labels(query, search.split, answers, val.threshold)
-        tallies = task.tallies(answers, truths, query.classes, val.threshold)
         gap = find_gap(query, val.split, val.truths, self.config) or find_incompetence(query, val, reached, self.config)
-        reached, one_error = task.metric_of(tallies.sum(axis=0)), one_error_of(query, truths, tallies)
+        reached = score(task, answers, truths, query.classes, val.threshold)
+        one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
         reference = Reference(
             truths, val.threshold, reached, one_error, detections, False, answers, gap=gap, unjudged=unjudged,
             remedy=remedy,
@@ -232,10 +234,3 @@ def note_evidence(
             share = f"{len(names)} of {len(queries[query].classes)} classes"
             text = f"val shows {share} fewer than {RARE} times: {join_names(names, MAX_CLASSES)}"
             add_note(query, text, "losing them would hardly show; add footage of them")
-
-
-def one_error_of(query: Query, truths: Sequence[GroundTruth], tallies: np.ndarray) -> float:
-    """The part of the original's metric that one wrong answer costs."""
-    task = task_of(query)
-    reached = task.metric_of(tallies.sum(axis=0))
-    return task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0

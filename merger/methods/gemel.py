@@ -47,7 +47,7 @@ class GemelSearch(Method):
     def run(self, ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
         """Try the groups one by one on top of what is accepted."""
         queue = worthwhile_groups(ctx, options)
-        required, budget = required_ratios(ctx, options.margin), Budget.of(ctx, options, checkpoint)
+        required, budget = required_ratios(ctx), Budget.of(ctx, options, checkpoint)
         checkpoint.add_row({"recipe": dict(options.recipe.__dict__), "flops": ctx.flops.total})
         ctx.stages.announce([SEARCHING])
         ctx.begin(SEARCHING, pieces=len(queue))
@@ -80,7 +80,7 @@ class GemelSearch(Method):
 
     def explain(self, ctx: MergeContext, options: MergeOptions, log: Sequence[Row], flops: float) -> list[SetTrial]:
         """How each group was tried."""
-        required = required_ratios(ctx, options.margin)
+        required = required_ratios(ctx)
         return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)
 
 

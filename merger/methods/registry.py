@@ -94,20 +94,27 @@ def report_row(ctx: MergeContext, cache: StepCache, event: Event, fields: Row) -
 
 
 def enter_step(
-    ctx: MergeContext, cache: StepCache, budget: Budget, change: Change, gain: int, price: float, *parts: str
+    ctx: MergeContext,
+    cache: StepCache,
+    budget: Budget,
+    change: Change,
+    gain: int,
+    price: float,
+    *parts: str,
+    seconds: float = 0.0,
 ) -> StepStart:
     """Whether a step that could save `gain` bytes more and must save more than `price` begins; else the log says why.
 
-    `parts` tell apart two climbs over the same steps.
+    It begins only if it can end, where it takes so many `seconds`. `parts` tell apart two climbs over the same steps.
     """
     if gain <= price:
         fields = {"step": change.value, "possible_bytes": gain, "price_bytes": round(price)}
         if gain:
             report_row(ctx, cache, Event.LEFT_OUT, fields)
         return StepStart.LEFT_OUT
-    if cache.step(Step.RUNG_TIME, lambda: budget.over, change.value, *parts):
-        add_note("the budget", f"ended before '{change.value}', which could save up to {gain / 1e6:.1f} MB more",
-                 "raise --max-minutes or --max-flops")  # fmt: skip
+    if cache.step(Step.RUNG_TIME, lambda: budget.ends_within(seconds), change.value, *parts):
+        text = f"leaves too little for '{change.value}', which could save up to {gain / 1e6:.1f} MB more"
+        add_note("the budget", text, "raise --max-minutes or --max-flops")
         cache.add_row({"out_of_budget": change.value, "possible_bytes": gain, "flops": ctx.flops.total})
         return StepStart.OUT_OF_TIME
     return StepStart.BEGINS
@@ -123,4 +130,4 @@ def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, ch
     checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
     ctx.report(Event.RECIPE, rate=recipe.rate, epochs=recipe.epochs, features=recipe.features, private=recipe.private)
     least = {query: ctx.least_ratio(query) for query in ctx.queries}
-    return MergeTask(ctx, plan, recipe, required_ratios(ctx, options.margin), least, budget, checkpoint, config)
+    return MergeTask(ctx, plan, recipe, required_ratios(ctx), least, budget, checkpoint, config)

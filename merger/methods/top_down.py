@@ -69,7 +69,7 @@ class TopDown(Method):
         sets = whole_plan(ctx, options).shared
         as_they_are = [members for members in sets if members[0][0] in settled]
         others = [members for members in sets if members[0][0] not in settled]
-        return [*map(SetTrial, as_they_are), *explain_steps(others, log, required_ratios(ctx, options.margin), flops)]
+        return [*map(SetTrial, as_they_are), *explain_steps(others, log, required_ratios(ctx), flops)]
 
 
 def make_rungs() -> list[Rung]:

@@ -13,15 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gemel.merger.acceptance as acceptance
+import gemel.merger.lower_bits as lower_bits
 from gemel.bundle_summary import summarize_bundle
 from gemel.merger import MergeOptions, TopDownConfig, merge
 from gemel.merger.acceptance import _align
 from gemel.merger.checkpoint import Checkpoint, StepCache, snapshots
 from gemel.merger.computed import are_alike
 from gemel.merger.context import MergeContext, Merged
+from gemel.merger.distributed import ProcessGroup
 from gemel.merger.events import Change
 from gemel.merger.merge import LOG_SUFFIX, MergeReport
 from gemel.merger.methods.registry import METHODS, Method
+from gemel.merger.quantize import Quantized
 from gemel.merger.shipped import Shipped
 from gemel.merger.verdict import TriedModel
 from gemel.models.bits import AUTO_BITS, FP32
@@ -75,7 +78,7 @@ def test_step_that_could_save_too_little_is_left_out_and_named(workload: Workloa
 def test_merge_out_of_time_keeps_its_bits_and_says_so(workload: Workload, tmp_path: Path) -> None:
     report = merge_originals(workload, tmp_path, replace(AUTO, max_minutes=0.0))
     assert {query.bits for query in report.queries} == {FP32}
-    assert any("ended before 'weights in int8'" in note for note in report.notes)
+    assert any("leaves too little for 'weights in int8'" in note for note in report.notes)
 
 
 def ruin_rounding(workload: Workload, query: str) -> None:
@@ -160,3 +163,33 @@ def test_original_that_is_back_has_fewer_bits_too(
     assert any(note.startswith("q0: not proven") and "original is back" in note for note in report.notes)
     query = report.queries[0]
     assert query.bits in ("int8", "int4") and query.ratio >= 0.95
+
+
+class SteppedClock:
+    """Seconds of a merge in which each step of bits takes so many; the clock stands still otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: dict[str, float]) -> None:
+        self.now, quantize = 0.0, lower_bits.quantize
+
+        def take(ctx: MergeContext, merged: Merged, bits: Any, *rest: Any) -> Quantized:
+            found = quantize(ctx, merged, bits, *rest)
+            self.now += step_s[bits]
+            return found
+
+        monkeypatch.setattr(lower_bits, "quantize", take)
+        monkeypatch.setattr(ProcessGroup, "clock", lambda group: self.now)
+        monkeypatch.setattr(Checkpoint, "elapsed_s", property(lambda checkpoint: self.now))
+
+
+@pytest.mark.parametrize(("int4_s", "minutes", "bits"), [(60, 1.5, "int8"), (60, 2.5, "int4"), (120, 2.5, "int8")])
+def test_int4_begins_and_counts_only_where_it_ends_in_time(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int4_s: float, minutes: float, bits: str
+) -> None:
+    SteppedClock(monkeypatch, {"int8": 60.0, "int4": int4_s})
+    report = merge_originals(workload, tmp_path, replace(AUTO, max_minutes=minutes))
+    assert all(query.in_integers for query in report.queries)
+    assert {query.bits for query in report.queries} == {bits}
+    late = [row for row in rows_of(report, "out_of_budget") if row["out_of_budget"] == "weights in int4"]
+    assert len(late) == (minutes == 1.5)
+    if bits == "int8":
+        assert all(query.why_bits == "the budget was over" for query in report.queries)

@@ -130,7 +130,7 @@ def test_budget_of_nothing_trains_nothing_and_says_so(
     out = tmp_path / "b.safetensors"
     report = merge(workload, out, options=replace(QUICK, max_minutes=minutes, max_flops=flops))
     assert report.saved_fraction < 0.01 and all(query.ratio == 1.0 for query in report.queries)
-    assert any("the budget: ended before" in note and "could save up to" in note for note in report.notes)
+    assert any("the budget: leaves too little for" in note and "could save up to" in note for note in report.notes)
     assert {row["outcome"] for row in rows_of(out) if "set" in row} == {"untried"}
 
 
