@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 
 from gemel.merger.checkpoint import Checkpoint, Step, StepCache, snapshot
 from gemel.merger.context import MergeContext
-from gemel.merger.events import Event, Repair
+from gemel.merger.events import Event
 from gemel.merger.looks import LookFile, digest_data, digest_state
 from gemel.merger.needs import can_tell
 from gemel.merger.proof import error_of_look
 from gemel.merger.shipped import Shipped
-from gemel.merger.verdict import Trials, TriedModel, Verdict, judge_trials, may_accept, pack_observed
+from gemel.merger.verdict import Trials, TriedModel, Verdict, judge_trials, may_accept
 from gemel.models.errors import join_names
 from gemel.models.measures.evaluation import count_flips
 from gemel.models.notes import add_note
@@ -52,7 +52,7 @@ def accept(
     _report(ctx, checkpoint, trials, shown, refused)
     parts = [steps[0].only(set(ctx.queries) - set(queries))]
     parts += [step.only(query for query, own in levels.items() if own == at) for at, step in enumerate(steps)]
-    shipped = replace(_join(parts), bits=steps[-1].bits)
+    shipped = replace(reduce(Shipped.join, parts), bits=steps[-1].bits)
     alone = steps[0].merged.plan.queries() - shipped.merged.plan.queries() - set(refused)
     alone = {query for query in alone if query in queries and query not in shipped.merged.networks}
     alone = sorted(query for query in alone if not shipped.is_packed(query) and shipped.is_changed(ctx, query))
@@ -101,7 +101,7 @@ def _try_model(ctx: MergeContext, step: Shipped, _: StepCache, query: str) -> Tr
     model, own, data = step.answerer(ctx, query), ctx.root.queries[query], ctx.data
     val, answers = data.val_answers[query], ctx.answer_val(query, model)
     return TriedModel(
-        pack_observed(ctx.observe(query, model, answers)), ctx.plain_ratio(query, answers),
+        ctx.observe(query, model, answers), ctx.plain_ratio(query, answers),
         count_flips(own, val.split, val.answers, answers, val.threshold), digest_state(model.state_dict()),
         digest_data(data.footage[query], data.val[query]),
     )  # fmt: skip
@@ -136,13 +136,6 @@ def _align(steps: Sequence[Shipped], tops: Mapping[str, int], refused: Sequence[
     return levels
 
 
-def _join(parts: Sequence[Shipped]) -> Shipped:
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = joined.join(part)
-    return joined
-
-
 def _report(
     ctx: MergeContext, checkpoint: Checkpoint, trials: Trials, shown: Mapping[str, Verdict], refused: Sequence[str]
 ) -> None:
@@ -155,7 +148,7 @@ def _report(
     for query in refused:
         text = f"not proven (at least {ends[query]:.3f} of its original is): needs {shown[query].needs}"
         add_note(query, f"{text}; its original is back", _name_option(ctx, query, trials[query][0].plain))
-        back = {"query": query, "repair": Repair.ORIGINAL.value, "required": ctx.root.queries[query].accuracy_target}
+        back = {"query": query, "repair": "original", "required": ctx.root.queries[query].accuracy_target}
         checkpoint.add_row({**back, "after": "acceptance", "flops": ctx.flops.total})
     checkpoint.add_row({**row, "flops": ctx.flops.total})
 

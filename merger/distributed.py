@@ -132,14 +132,14 @@ class ProcessGroup:
         """Those of these queries whose work this rank does now."""
         return [query for query in queries if self.owner(query) == self.rank]
 
-    def broadcast(self, value: T, source: int = 0) -> T:
-        """The value that the rank `source` has: plain values and tensors."""
+    def broadcast(self, value: T) -> T:
+        """The value that rank 0 has: plain values and tensors."""
         if self.size == 1:
             return value
-        found = [_to_bytes(value) if self.rank == source else b""]
+        found = [_to_bytes(value) if self.rank == 0 else b""]
         with _peer_errors():
-            dist.broadcast_object_list(found, source, group=self._objects)
-        return value if self.rank == source else _from_bytes(found[0])
+            dist.broadcast_object_list(found, group=self._objects)
+        return value if self.rank == 0 else _from_bytes(found[0])
 
     def run_on_rank0(self, compute: Callable[[], T]) -> T:
         """The result of rank 0, which computes it alone; a GemelError is raised on all ranks."""

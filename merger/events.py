@@ -1,4 +1,4 @@
-"""Events of merges and trainings, log rows and their words: one enum each for events, steps, repairs and outcomes."""
+"""Events of merges and trainings, log rows and their words: one enum each for events, steps and outcomes."""
 
 from __future__ import annotations
 
@@ -65,9 +65,3 @@ class StepStart(str, Enum):
     BEGINS = "begins"
     LEFT_OUT = "left out"
     OUT_OF_TIME = "out of time"
-
-
-class Repair(str, Enum):
-    """What a repair of one query did."""
-
-    ORIGINAL = "original"

@@ -17,7 +17,7 @@ from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext
 from gemel.merger.cost_meter import CostMeter
 from gemel.merger.events import Event
-from gemel.merger.offers import MachineOffer, choose_offers, list_offers
+from gemel.merger.offers import MachineOffer, choose_offer, list_offers
 from gemel.merger.prices import MachineKind, MergeTrial, read_trials, record_trial
 from gemel.merger.training.data import fork_rng
 from gemel.models.errors import InputError, duration_text, join_names, money_text
@@ -145,8 +145,7 @@ class Forecast:
         """The best offer within budget and deadline, None where nothing reaches them."""
         budget = math.inf if self.spending.budget is None else self.spending.budget - self._meter.money(now)
         fastest = self.spending.budget is not None and self.spending.deadline_s is None
-        chosen = choose_offers([offers], self._meter.deadline_left_s, budget, fastest)
-        return chosen[0] if chosen else None
+        return choose_offer(offers, self._meter.deadline_left_s, budget, fastest)
 
     def _describe(self, offer: MachineOffer) -> str:
         money = f"{money_text(offer.money, self.spending.currency)}, " if self.spending.prices else ""

@@ -1,4 +1,4 @@
-"""Which machines a merge should run on: what each kind and number would take, and the choice as one small program.
+"""Which machines a merge should run on: what each kind and number would take, and the choice of one.
 
 The policies are Gavel's (Narayanan et al., OSDI 2020, section 4): least money within a deadline, least time within a
 budget. Spot machines are left while there is still time for machines that stay, the safety net of "Can't Be Late" (Wu
@@ -10,9 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from gemel.merger.prices import SECONDS, MachineKind
 
@@ -65,49 +62,16 @@ def list_offers(
     return offers
 
 
-def choose_offers(
-    jobs: Sequence[Sequence[MachineOffer]],
-    deadline_s: float = math.inf,
-    budget: float = math.inf,
-    fastest: bool = False,
-) -> list[MachineOffer] | None:
-    """One offer for each job: least money within deadline and budget, or least time if `fastest`; None without any.
+def choose_offer(
+    offers: Sequence[MachineOffer], deadline_s: float = math.inf, budget: float = math.inf, fastest: bool = False
+) -> MachineOffer | None:
+    """The offer of least money within deadline and budget, or of least time if `fastest`; None without any.
 
-    A kind's machines do not take more time together than they have; jobs on one machine run one after the other.
+    Of two equal ones it is the one that is better by the other measure.
     """
-    safe = [_drop_unsafe(offers, deadline_s) for offers in jobs]
-    offers = [(job, offer) for job, some in enumerate(safe) for offer in some]
-    if not all(safe):
-        return None
-    seconds, money = (np.array([getattr(offer, name) for _, offer in offers]) for name in ("seconds", "money"))
-    busy = seconds * [offer.machines for _, offer in offers]
-    member = np.array([[job == own for own, _ in offers] for job in range(len(jobs))], dtype=float)
-    kinds = {offer.kind.name: offer.kind for _, offer in offers}
-    of_kind = np.array([[offer.kind.name == name for _, offer in offers] for name in kinds], dtype=float)
-    scale = max(float(seconds.sum()), 1e-9)  # of the last variable, the time until all are done, as a part of this
-    counts = np.array([kind.count for kind in kinds.values()], dtype=float)[:, None]
-    constraints = [
-        LinearConstraint(np.hstack([member, np.zeros((len(jobs), 1))]), 1, 1),
-        LinearConstraint(np.hstack([member * seconds / scale, -np.ones((len(jobs), 1))]), -np.inf, 0),
-        LinearConstraint(np.hstack([of_kind * busy / scale, -counts]), -np.inf, 0),
-    ]
-    if math.isfinite(budget):
-        constraints.append(LinearConstraint(np.append(money, 0.0), -np.inf, budget))
-    price = money / max(float(money.sum()), 1e-9)
-    small = 1e-4  # of two equal choices, the one that is better by the other measure
-    costs = np.append(price * (small if fastest else 1.0), 1.0 if fastest else small)
-    upper = np.append(np.ones(len(offers)), min(1.0, deadline_s / scale))
-    found = milp(
-        costs, integrality=np.append(np.ones(len(offers)), 0), bounds=Bounds(0, upper),  # type: ignore[arg-type]
-        constraints=constraints,
-    )  # fmt: skip
-    if found.x is None:
-        return None
-    return [offers[index][1] for index in np.argmax(member * found.x[:-1], axis=1)]
-
-
-def _drop_unsafe(offers: Sequence[MachineOffer], deadline_s: float) -> list[MachineOffer]:
-    """Without spot machines once only machines that stay are sure to be in time."""
     staying = min((offer.seconds for offer in offers if not offer.kind.spot), default=-math.inf)
-    unsafe = deadline_s < staying + MARKET.restart_s + MARKET.interval_s
-    return [offer for offer in offers if not (offer.kind.spot and unsafe)]
+    is_unsafe = deadline_s < staying + MARKET.restart_s + MARKET.interval_s  # only machines that stay are sure now
+    fitting = [offer for offer in offers if offer.seconds <= deadline_s and offer.money <= budget]
+    safe = [offer for offer in fitting if not (offer.kind.spot and is_unsafe)]
+    order = (lambda one: (one.seconds, one.money)) if fastest else (lambda one: (one.money, one.seconds))
+    return min(safe, key=order, default=None)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import and_
-from typing import Any
 
 import numpy as np
-import torch
 
 from gemel.merger.checkpoint import storable
 from gemel.merger.looks import LookFile
@@ -30,19 +28,19 @@ from gemel.models.measures.evaluation import Evidence, EvidenceState, Flips
 from gemel.models.notes import add_note
 from gemel.models.workload import Query
 
-_VALUES: Mapping[str, type] = {
-    "blocks": BlockCounts, "original": OriginalCounts, "judged": JudgedDifferences, "labels": LabelledValues,
-    "shift": LabelledValues,
-}  # fmt: skip
-storable(Flips)
+_ARRAYS = (np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in (np.float64, np.int64, np.bool_)))
+"""What a checkpoint needs to know to read an array."""
+for kind in (Observed, BlockCounts, OriginalCounts, JudgedDifferences, LabelledValues, Flips, *_ARRAYS):
+    storable(kind)
+storable(np.zeros(0).__reduce__()[0])  # type: ignore[arg-type]
 
 
 @storable
 @dataclass(frozen=True)
 class TriedModel:
-    """One merged model tried: what was `observed` (packed), its plain ratio and its flips on val, and its digests."""
+    """One merged model tried: what was `observed`, its plain ratio and its flips on val, and its digests."""
 
-    observed: dict[str, Any]
+    observed: Observed
     plain: float
     flips: Flips | None
     model: str
@@ -58,34 +56,6 @@ class Verdict:
     needs: str
 
 
-def pack_observed(observed: Observed) -> dict[str, Any]:
-    """Plain values and tensors, for checkpoints."""
-    packed: dict[str, Any] = {"target": observed.target}
-    for name in _VALUES:
-        value = getattr(observed, name)
-        if value is not None:
-            packed[name] = {part.name: _as_tensor(getattr(value, part.name)) for part in fields(value)}
-    return packed
-
-
-def unpack_observed(packed: Mapping[str, Any]) -> Observed:
-    """The reverse of `pack_observed`."""
-    values = {
-        name: kind(**{key: _as_array(part) for key, part in packed[name].items()})
-        for name, kind in _VALUES.items()
-        if name in packed
-    }
-    return Observed(packed["target"], **values)
-
-
-def _as_tensor(value: Any) -> Any:
-    return torch.from_numpy(np.asarray(value, np.float64)) if isinstance(value, np.ndarray) else value
-
-
-def _as_array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, torch.Tensor) else value
-
-
 Trials = Mapping[str, Sequence[TriedModel]]
 """Query -> the models that were tried, from the least change on."""
 
@@ -98,7 +68,7 @@ def judge_trials(queries: Mapping[str, Query], trials: Trials, looks: LookFile) 
             text = f"other models were tried on the same data before, so the error is {error:g} now"
             add_note(query, f"{text} instead of {PROOF.error:g}", "give new footage")
     looks.save()
-    observed = {query: [unpack_observed(one.observed) for one in own] for query, own in trials.items()}
+    observed = {query: [one.observed for one in own] for query, own in trials.items()}
     return judge(queries, observed, {query: [one.flips for one in own] for query, own in trials.items()}, errors)
 
 
@@ -119,8 +89,8 @@ def judge(
 
 def may_accept(query: Query, trial: TriedModel, looks: LookFile) -> bool:
     """Whether a model could be accepted, if its query had the error alone: else no further one is tried."""
-    observed, error = unpack_observed(trial.observed), looks.error(query.id, trial.data, trial.model)
-    return _judge_model(query, observed, trial.flips, prove_query(observed, error)).accepts
+    proof = prove_query(trial.observed, looks.error(query.id, trial.data, trial.model))
+    return _judge_model(query, trial.observed, trial.flips, proof).accepts
 
 
 def _judge_model(query: Query, observed: Observed, flips: Flips | None, proof: Proof) -> Verdict:

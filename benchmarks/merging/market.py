@@ -20,7 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
-from gemel.merger.offers import MARKET, MachineOffer, choose_offers, list_offers
+from gemel.merger.offers import MARKET, MachineOffer, choose_offer, list_offers
 from gemel.merger.prices import MachineKind
 from gemel.text import number, percent, table
 
@@ -101,13 +101,13 @@ def draw_zone(trace: ZoneTrace, random: np.random.Generator) -> ZoneDay:
 
 def choose_machine(offers: Sequence[MachineOffer], up: set[str], left_s: float) -> MachineOffer | None:
     """What to run on now; None to wait for a spot machine, which the product only chooses while there is time."""
-    now = choose_offers([[offer for offer in offers if offer.kind.name in up]], left_s)
-    if now and now[0].kind.spot:
-        return now[0]
-    later = choose_offers([offers], left_s)
-    if later and later[0].kind.spot:
+    now = choose_offer([offer for offer in offers if offer.kind.name in up], left_s)
+    if now and now.kind.spot:
+        return now
+    later = choose_offer(offers, left_s)
+    if later and later.kind.spot:
         return None
-    return now[0] if now else next(offer for offer in offers if not offer.kind.spot)  # late, as fast as it can
+    return now or next(offer for offer in offers if not offer.kind.spot)  # late, as fast as it can
 
 
 def play_day(zones: Sequence[ZoneDay], work_s: float) -> MarketDay:

@@ -93,7 +93,8 @@ def train(group: ProcessGroup, path: Path, part: float) -> dict[str, Any]:
     before = anonymous_bytes()
     workload = load_workload(path)
     references: Any = {query.id: SimpleNamespace(eval_norms=False) for query in workload.queries}
-    ctx = MergeContext(workload, references=references, group=group)
+    ctx = MergeContext(workload, group=group)
+    ctx.references = references
     ctx.assign_queries()
     plan = take_groups(ctx, part)
     models = ctx.spread_models(plan, ctx.queries)

@@ -8,18 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from gemel.merger import MergeOptions, merge
+from gemel.merger.checkpoint import Checkpoint, Step
 from gemel.merger.context import MergeContext
 from gemel.merger.distributed import ProcessGroup
 from gemel.merger.looks import LookFile
 from gemel.merger.merge import MergeReport
 from gemel.merger.observe import compare_answers, sum_by
 from gemel.merger.proof import PROOF
-from gemel.merger.verdict import pack_observed, unpack_observed
+from gemel.merger.verdict import TriedModel
 from gemel.merger.workload_data import WorkloadData, cut_search, join_splits
 from gemel.models.bundle import open_bundle
 from gemel.models.data import load_split
@@ -185,11 +187,17 @@ def test_differences_of_a_detector_are_objects_not_found_again_and_added(workloa
     assert (found.differ[:, 0].tolist(), found.added[:, 0].tolist()) == ([0, 1, 1, 0], [0, 1, 0, 1])
 
 
-def test_observed_values_survive_a_checkpoint(ctx: MergeContext) -> None:
-    observed = ctx.data.observe_original("q0")
-    again = unpack_observed(pack_observed(observed))
-    assert observed.labels is not None and again.labels is not None and again.blocks is None
-    assert torch.equal(torch.from_numpy(observed.labels.merged), torch.from_numpy(again.labels.merged))
+def test_tried_model_survives_a_checkpoint(workload: Workload, tmp_path: Path) -> None:
+    observed = MergeContext(add_footage(workload, 4)).data.observe_original("q0")
+    tried = TriedModel(observed, 1.0, None, "model", "data")
+    written = Checkpoint(tmp_path / "work", {}, False)
+    written.step(Step.ACCEPTED, lambda: tried)
+    written.save()
+    again = Checkpoint(tmp_path / "work", {}, True).step(Step.ACCEPTED, lambda: None)
+    assert again is not None and again.observed.labels is not None and again.observed.blocks is not None
+    assert observed.labels is not None and observed.blocks is not None
+    assert np.array_equal(again.observed.labels.merged, observed.labels.merged)
+    assert np.array_equal(again.observed.blocks.shown, observed.blocks.shown)
 
 
 def test_answers_differ_by_class_of_the_original(workload: Workload) -> None:
@@ -205,7 +213,7 @@ def test_looks_are_json_lines_beside_the_workload(tmp_path: Path) -> None:
     looks = LookFile(tmp_path / "w.yaml")
     assert looks.record("q", "footage", "first") == PROOF.error == looks.record("q", "footage", "first")
     assert looks.record("q", "footage", "second") == PROOF.later_looks / 2
-    assert looks.record("q", "other", "second") == PROOF.error
+    assert looks.record("q", "work", "second") == PROOF.error
     looks.save()
     (row, *_) = (json.loads(line) for line in looks.path.read_text().splitlines())
     assert row["data"] == "footage" and LookFile(tmp_path / "w.yaml").looks == looks.looks
