@@ -335,7 +335,7 @@ def check_file(path: Path, size: tuple[int, int] | None = None) -> Row:
         frames = torch.rand([2, *(int(one) for one in graph.input.shape[1:])]) * scale
         if path.name.endswith("_det_infer.onnx"):  # of values with a mean of 0, else all its scores are 1e-5
             frames = (frames - 0.45) / 0.22
-        if graph.given is not None and graph.given.dtype == "uint8":
+        if graph.file_input is not None and graph.file_input.dtype == "uint8":
             frames = (frames * 255).round()
         with torch.no_grad():
             both, single = module.answer(frames), module.answer(frames[1:])

@@ -30,14 +30,14 @@ def head_of(graph: Graph) -> GraphHead:
     document = onnx.load_from_string(graph.document)
     makers = {name: node for node in document.graph.node for name in node.output}
     outputs = []
-    for one in graph.outputs:
-        shape = one.shape[1:] if one.shape[:1] == (batch,) else one.shape
+    for output in graph.outputs:
+        shape = output.shape[1:] if output.shape[:1] == (batch,) else output.shape
         sides = tuple(int(str(side).removesuffix(PER_FRAME).replace(BATCH, "1")) for side in shape)
-        axis = next((place for place, side in enumerate(one.shape) if BATCH in str(side)), None)
-        form = box_form(makers, one.name) if sides[-1:] == (4,) else (False, False)
-        tail, sources = tail_of(makers, one.name)
-        outputs.append(Output(one.name, sides, tail, axis, *form, sources, count_before(makers, one.name)))
-    is_whole = graph.given is not None and graph.given.dtype == "uint8"
+        axis = next((place for place, side in enumerate(output.shape) if BATCH in str(side)), None)
+        form = box_form(makers, output.name) if sides[-1:] == (4,) else (False, False)
+        tail, sources = tail_of(makers, output.name)
+        outputs.append(Output(output.name, sides, tail, axis, *form, sources, count_before(makers, output.name)))
+    is_whole = graph.file_input is not None and graph.file_input.dtype == "uint8"
     return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut, is_whole)
 
 
@@ -75,7 +75,7 @@ def box_form(makers: Mapping[str, onnx.NodeProto], name: str) -> tuple[bool, boo
     """Whether an output joins differences, then as many sums; and whether it was multiplied by constants last."""
     is_scaled, node = False, _without_moves(makers, name)
     while node is not None and node.op_type in ("Mul", "Div", "Clip"):
-        picture = [one for one in node.input if one in makers]
+        picture = [name for name in node.input if name in makers]
         if node.op_type != "Clip":
             if len(picture) != 1:
                 return False, is_scaled
@@ -83,7 +83,7 @@ def box_form(makers: Mapping[str, onnx.NodeProto], name: str) -> tuple[bool, boo
         node = _without_moves(makers, picture[0])
     if node is None or node.op_type != "Concat":
         return False, is_scaled
-    parts = [_without_moves(makers, one) for one in node.input]
+    parts = [_without_moves(makers, part) for part in node.input]
     kinds, half = [part.op_type if part is not None else "" for part in parts], len(parts) // 2
     return kinds == ["Sub"] * half + ["Add"] * half and half > 0, is_scaled
 

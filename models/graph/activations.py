@@ -158,8 +158,8 @@ def _head_inputs(graph: ProtoGraph) -> list[str]:
     """What the products after the last packed ones read."""
     packed = [node for node in graph.nodes if _is_packed_product(graph, node)]
     before_packed = _values_before(graph, packed)
-    others = [node for node in graph.nodes if node.op_type in WEIGHTED and node not in packed]
-    return list(dict.fromkeys(node.inputs[0] for node in others if node.outputs[0] not in before_packed))
+    wide = [node for node in graph.nodes if node.op_type in WEIGHTED and node not in packed]
+    return list(dict.fromkeys(node.inputs[0] for node in wide if node.outputs[0] not in before_packed))
 
 
 def _add_switches(graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange]) -> list[str]:
@@ -190,8 +190,8 @@ class _PlainSession:
         import onnxruntime
 
         proto = graph.to_proto()
-        known = {*graph.output_names, *(entry.name for entry in proto.graph.input)}
-        proto.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [n for n in names if n not in known]))
+        outputs = {*graph.output_names, *(entry.name for entry in proto.graph.input)}
+        proto.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [n for n in names if n not in outputs]))
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3

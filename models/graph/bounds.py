@@ -93,7 +93,7 @@ def count_nodes(model: onnx.ModelProto, where: str) -> int:
 
     Raises InputError for too many, for too deep a nesting, and for a function that calls itself.
     """
-    functions = {(one.domain, one.name, one.overload): one for one in model.functions}
+    functions = {(function.domain, function.name, function.overload): function for function in model.functions}
     total = _count(model.graph.node, functions, {}, where, 0)
     if total > MAX_NODES:
         raise InputError(where, f"has {total} nodes and {MAX_NODES} are read", HINT)

@@ -26,7 +26,7 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
     detectors have.
     """
     nodes = list(graph)
-    others = other_inputs(graph)
+    further_inputs = other_inputs(graph)
     bearing = _followed_by_weights(nodes)
     starts = []
     for node in nodes:
@@ -39,7 +39,7 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
             starts.append(node)
         elif node in bearing:
             continue
-        elif node.op_type in SELECTING or (others.intersection(node.inputs) and not _has_weights(node)):
+        elif node.op_type in SELECTING or (further_inputs.intersection(node.inputs) and not _has_weights(node)):
             starts.append(node)
     pictured = _depend_on_input(nodes, graph)
     starts = [node for node in starts if any(value in pictured for value in node.inputs)]
@@ -56,23 +56,25 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
         for node in region if node.op_type in SELECTING for value in node.inputs[:1]
         if value in pictured and value.producer() not in region
     }  # fmt: skip
-    for node in [start, *(one for one in nodes if one in region and one is not start)]:
+    for node in [start, *(member for member in nodes if member in region and member is not start)]:
         for value in node.inputs:
             if value is None or value not in pictured or value.producer() in region:
                 continue
-            source = next((one for one in _before_selection(value, pictured) if one in sources), value)
+            source = next((earlier for earlier in _before_selection(value, pictured) if earlier in sources), value)
             if source not in feeds and source not in graph.inputs:
                 feeds.append(source)
-    kept = [value for value in graph.outputs if value.producer() not in region]
+    remaining = [value for value in graph.outputs if value.producer() not in region]
     lost = [value for value in graph.outputs if value.producer() in region]
     inputs, outputs, order = (tuple(map(text_of, values)) for values in (feeds, lost, graph.outputs))
-    tail = take_tail(graph, [*feeds, *(value for value in graph.inputs if value in others)], lost)
-    given = tuple(text_of(value) for value in graph.inputs if not value.is_initializer()) if others else ()
-    order, given = (order, given) if tail else ((), ())
-    cut = Cut(start.op_type, text_of(start), inputs, outputs, _settings(start), order, tail, given)
-    graph.outputs[:] = [*kept, *(value for value in feeds if value not in kept)]
+    tail = take_tail(graph, [*feeds, *(value for value in graph.inputs if value in further_inputs)], lost)
+    inputs_of_file = (
+        tuple(text_of(value) for value in graph.inputs if not value.is_initializer()) if further_inputs else ()
+    )
+    order, inputs_of_file = (order, inputs_of_file) if tail else ((), ())
+    cut = Cut(start.op_type, text_of(start), inputs, outputs, _settings(start), order, tail, inputs_of_file)
+    graph.outputs[:] = [*remaining, *(value for value in feeds if value not in remaining)]
     graph.remove([node for node in nodes if node in region], safe=False)
-    for value in others:
+    for value in further_inputs:
         if region.issuperset(value.consumers()):
             graph.inputs.remove(value)
     return cut
@@ -108,46 +110,48 @@ def remove_unused(graph: ir.Graph) -> None:
 
 
 def _followed_by_weights(nodes: list[ir.Node]) -> set[ir.Node]:
-    found: set[ir.Node] = set()
+    bearing: set[ir.Node] = set()
     for node in reversed(nodes):
         for user in (user for output in node.outputs for user in output.consumers()):
-            if _has_weights(user) or user in found:
-                found.add(node)
-    return found
+            if _has_weights(user) or user in bearing:
+                bearing.add(node)
+    return bearing
 
 
 def _has_weights(node: ir.Node) -> bool:
     return node.op_type in BEARING or (
-        node.op_type == "MatMul" and any(one is not None and one.is_initializer() for one in node.inputs)
+        node.op_type == "MatMul" and any(value is not None and value.is_initializer() for value in node.inputs)
     )
 
 
 def _depend_on_input(nodes: list[ir.Node], graph: ir.Graph) -> set[ir.Value]:
     """Values that the picture decides; its shape does not count."""
-    found: set[ir.Value] = {value for value in graph.inputs if not value.is_initializer()}
+    dependent: set[ir.Value] = {value for value in graph.inputs if not value.is_initializer()}
     for node in nodes:
-        if node.op_type not in ("Shape", "Size") and any(value in found for value in node.inputs):
-            found.update(node.outputs)
-    return found
+        if node.op_type not in ("Shape", "Size") and any(value in dependent for value in node.inputs):
+            dependent.update(node.outputs)
+    return dependent
 
 
 def _before_selection(value: ir.Value, pictured: set[ir.Value]) -> list[ir.Value]:
     """A selection's input, and what it was before it was compared, reduced, flattened or taken by class."""
-    found = [value]
+    path = [value]
     while (node := value.producer()) is not None and node.op_type in BEFORE_SELECTION and node.inputs[0] in pictured:
-        if any(one in pictured for one in node.inputs[1:]):
+        if any(operand in pictured for operand in node.inputs[1:]):
             break
         value = node.inputs[0]  # type: ignore[assignment]
-        found.append(value)
-    return found
+        path.append(value)
+    return path
 
 
 def _settings(node: ir.Node) -> dict[str, Any]:
     """The attributes and constant inputs of the operator that was cut off."""
-    found = {name: value for name, value in attributes_of(node).items() if isinstance(value, int | float | str | list)}
+    settings = {
+        name: value for name, value in attributes_of(node).items() if isinstance(value, int | float | str | list)
+    }
     names = NMS_INPUTS if node.op_type == "NonMaxSuppression" else ("x", "k") if node.op_type == "TopK" else ()
     for name, value in zip(names, node.inputs):
         constant = ir.convenience.get_const_tensor(value) if value is not None else None
         if constant is not None and constant.size == 1:
-            found[name] = constant.numpy().reshape(-1)[0].item()
-    return found
+            settings[name] = constant.numpy().reshape(-1)[0].item()
+    return settings

@@ -25,13 +25,13 @@ def drop_codes(model: onnx.ModelProto) -> int:
         source = producers.get(node.input[0]) if node.op_type == "DequantizeLinear" and node.input else None
         if source is None or source.op_type != "QuantizeLinear" or len(node.input) < 2:
             continue
-        given, taken = ([constants.get(name) for name in one.input[1:]] for one in (source, node))
-        if given != taken or None in given:
+        written, taken = ([constants.get(name) for name in coder.input[1:]] for coder in (source, node))
+        if written != taken or None in written:
             continue
         count += 1
         value = values.get(source.input[0], source.input[0])
         maker = producers.get(value)
-        limits = _limits_of(given)
+        limits = _limits_of(written)
         node.input[:] = [value]
         del node.attribute[:]
         if limits[0] == 0 and maker is not None and maker.op_type in CLIPPED:

@@ -24,14 +24,15 @@ MIN_BYTES = 1024
 def fill_graph(
     document: bytes,
     array_of: Callable[[str], np.ndarray],
-    kept: Collection[str] = (),
+    unfolded: Collection[str] = (),
     is_imported: bool = True,
     batch: int | str | None = None,
 ) -> ProtoGraph:
     """The ONNX model of a stored document with its weights, each by its name in the document.
 
     Where `is_imported` these are of a state dict that was read from a file, and the model is that file again: norms
-    are folded into their convolutions, except for the paths in `kept`. `batch` is N or "batch", instead of the file's.
+    are folded into their convolutions, except for the paths in `unfolded`. `batch` is N or "batch" in place of the
+    file's.
     Raises InputError for a batch that the graph does not take.
     """
     stored = restore_graph(document)
@@ -41,9 +42,9 @@ def fill_graph(
     for name, constant in list(graph.constants.items()):
         if constant.array is None:
             graph.add_constant(name, array_of(name).T if name in transposed else array_of(name))
-    fold_norms(graph, kept)
-    given = stored.given or stored.input
-    _give_input(graph, _with_batch(given, stored.input.shape[0], batch))
+    fold_norms(graph, unfolded)
+    file_input = stored.file_input or stored.input
+    _give_input(graph, _with_batch(file_input, stored.input.shape[0], batch))
     _drop_batch(graph, stored.led)
     if stored.cut is not None and stored.cut.tail:
         try:
@@ -57,12 +58,12 @@ def fill_graph(
 # Norms
 
 
-def fold_norms(graph: ProtoGraph, kept: Collection[str]) -> None:
-    """Inverse of `unfold_norms`, in place, for a model with its weights; norms at the `kept` paths stay apart."""
+def fold_norms(graph: ProtoGraph, unfolded: Collection[str]) -> None:
+    """Inverse of `unfold_norms`, in place, for a model with its weights; norms at the `unfolded` paths stay apart."""
     for affine in [node for node in graph.nodes if _is_affine(node)]:
         conv, scale = graph.producer(affine.inputs[0]), affine.inputs[1]
         path = scale.removesuffix(f"{SUFFIX}.weight")
-        if conv is None or path in kept:
+        if conv is None or path in unfolded:
             continue
         folded = f"{path}.folded"
         if folded not in graph.constants:
@@ -90,30 +91,34 @@ def _is_affine(node: ProtoNode) -> bool:
 # Inputs and outputs
 
 
-def _with_batch(given: TensorInfo, own: int | str, batch: int | str | None) -> TensorInfo:
-    """The input of the file with another batch, where the graph, whose batch is `own`, takes it."""
+def _with_batch(file_input: TensorInfo, graph_batch: int | str, batch: int | str | None) -> TensorInfo:
+    """The input of the file with another batch, where the graph, whose batch is `graph_batch`, takes it."""
     if batch is None:
-        return given
+        return file_input
     if isinstance(batch, int) and batch < 1:
         raise InputError(WHERE, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch")
-    own = own if len(given.shape) == 4 else 1
-    if isinstance(own, int) and batch != own:
-        raise InputError(WHERE, f"takes batches of {own}", "leave this out", "batch")
-    return TensorInfo(given.name, given.dtype, (batch, *given.shape[1:])) if len(given.shape) == 4 else given
+    graph_batch = graph_batch if len(file_input.shape) == 4 else 1
+    if isinstance(graph_batch, int) and batch != graph_batch:
+        raise InputError(WHERE, f"takes batches of {graph_batch}", "leave this out", "batch")
+    return (
+        TensorInfo(file_input.name, file_input.dtype, (batch, *file_input.shape[1:]))
+        if len(file_input.shape) == 4
+        else file_input
+    )
 
 
-def _give_input(graph: ProtoGraph, given: TensorInfo) -> None:
+def _give_input(graph: ProtoGraph, file_input: TensorInfo) -> None:
     """Let a graph of f32 (N, 3, H, W) take what its file took."""
     (old,) = graph.inputs
-    dtype = TensorProto.UINT8 if given.dtype == "uint8" else TensorProto.FLOAT
-    graph.inputs = [helper.make_tensor_value_info(given.name, dtype, given.shape)]
+    dtype = TensorProto.UINT8 if file_input.dtype == "uint8" else TensorProto.FLOAT
+    graph.inputs = [helper.make_tensor_value_info(file_input.name, dtype, file_input.shape)]
     nodes: list[ProtoNode] = []
 
     def put(operator: str, inputs: Sequence[str], attributes: dict[str, object]) -> str:
         nodes.append(make_node(operator, inputs, f"input/{len(nodes)}", attributes))
         return nodes[-1].outputs[0]
 
-    value, sizes = given.name, given.shape
+    value, sizes = file_input.name, file_input.shape
     if dtype != TensorProto.FLOAT:
         value = put("Cast", [value], {"to": TensorProto.FLOAT})
     if len(sizes) == 3:
@@ -203,13 +208,13 @@ def _append_tail(graph: ProtoGraph, cut: Cut) -> None:
     _rename_inner(model.graph, {value.name for value in (*model.graph.input, *model.graph.output)})
     tail = ProtoGraph(model)
     ends = {value.name: value for value in graph.outputs}
-    others = {value.name: value for value in tail.inputs if value.name in cut.given}
+    further_inputs = {value.name: value for value in tail.inputs if value.name in cut.given}
     for value in tail.inputs:
-        if value.name not in others and value.name not in ends:
+        if value.name not in further_inputs and value.name not in ends:
             raise KeyError(value.name)
     if cut.given:
-        others |= {value.name: value for value in graph.inputs}
-        graph.inputs = [others[name] for name in cut.given]
+        further_inputs |= {value.name: value for value in graph.inputs}
+        graph.inputs = [further_inputs[name] for name in cut.given]
     for name, constant in tail.constants.items():
         graph.add_constant(name, constant)
     graph.insert(len(graph.nodes), tail.nodes)

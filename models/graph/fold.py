@@ -116,7 +116,7 @@ class _Folding:
             for place, output in enumerate(list(self.graph.outputs)):
                 self.lead_with_batch(place, output)
         self.remove_folded()
-        shapes = {value: tuple(list(one.shape) for one in pair) for value, pair in self.tensors.items()}
+        shapes = {value: tuple(list(tensor.shape) for tensor in pair) for value, pair in self.tensors.items()}
         dtypes = {value: pair[0].dtype for value, pair in self.tensors.items()}
         return Folded(self.constants, shapes, dtypes, self.batch, self.free != "no", tuple(self.led))  # type: ignore[arg-type]
 
@@ -166,12 +166,12 @@ class _Folding:
                 raise InputError(
                     self.where, f"{describe_node(node)} reads '{text_of(value, self.graph)}', which nothing makes", HINT
                 )
-        known = [pair is None or all(one.device.type == "cpu" for one in pair) for pair in inputs]
+        constant = [pair is None or all(tensor.device.type == "cpu" for tensor in pair) for pair in inputs]
         same = all(pair is None or pair[0] is pair[1] for pair in inputs)
         if node.op_type in ("Shape", "Size"):
-            first, second = (self.compute(node, [one]) for one in inputs[0] or ())
+            first, second = (self.compute(node, [tensor]) for tensor in inputs[0] or ())
             return self.set_known(node, first, second)
-        if all(known):
+        if all(constant):
             self.check_folded(node, inputs)
             first = self.compute(node, [pair and pair[0] for pair in inputs])
             second = first if same else self.compute(node, [pair and pair[1] for pair in inputs])
@@ -214,15 +214,17 @@ class _Folding:
         pair = self.pair(node.inputs[0])
         length = pair[0].shape[node.attributes["layout"].as_int() if "layout" in node.attributes else 0] if pair else 0
         for place, usual in [(LENGTHS, length), *((place, 0) for place in FIRST_STATES[node.op_type])]:
-            known = self.pair(node.inputs[place]) if place < len(node.inputs) else None
-            if known is not None and all(one.device.type == "cpu" and bool((one == usual).all()) for one in known):
+            setting = self.pair(node.inputs[place]) if place < len(node.inputs) else None
+            if setting is not None and all(
+                tensor.device.type == "cpu" and bool((tensor == usual).all()) for tensor in setting
+            ):
                 node.replace_input_with(place, None)
 
     # Computing
 
     def meta(self, node: ir.Node, inputs: list[Pair | None], run: int) -> list[Tensor | None]:
         static = OPERATORS[node.op_type].static
-        found = []
+        tensors = []
         for place, pair in enumerate(inputs):
             tensor = None if pair is None else pair[run]
             if tensor is not None and place not in static:
@@ -231,8 +233,8 @@ class _Folding:
                 raise InputError(
                     self.where, f"{describe_node(node)}: a shape or bound depends on what the picture shows", HINT
                 )
-            found.append(tensor)
-        return found
+            tensors.append(tensor)
+        return tensors
 
     def compute(self, node: ir.Node, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
         try:
@@ -242,7 +244,7 @@ class _Folding:
         except Exception as error:  # torch raises many kinds for sizes that do not fit
             text = str(error).split("\n", 1)[0]
             raise InputError(self.where, f"{describe_node(node)} cannot be computed: {text}", HINT) from error
-        total = sum(one.numel() * one.element_size() for one in result)
+        total = sum(tensor.numel() * tensor.element_size() for tensor in result)
         if total > MAX_TENSOR_BYTES:
             raise InputError(self.where, f"{describe_node(node)} makes a tensor of {total} bytes", HINT)
         return result
@@ -255,9 +257,9 @@ class _Folding:
         if result is None:
             self.limits.budget.spend(CALL, describe_node(node))
             results = self.compute(node, arguments)
-            sizes = [None if one is None else one.shape for one in arguments]
-            is_float = all(one.is_floating_point() for one in arguments if one is not None)
-            shapes = [one.shape for one in results]
+            sizes = [None if tensor is None else tensor.shape for tensor in arguments]
+            is_float = all(tensor.is_floating_point() for tensor in arguments if tensor is not None)
+            shapes = [tensor.shape for tensor in results]
             operations = count_operations(node.op_type, sizes, shapes, attributes_of(node), is_float)
             result = _NodeResult(results, operations)
             if key is not None:
@@ -266,18 +268,21 @@ class _Folding:
 
     def check_folded(self, node: ir.Node, inputs: list[Pair | None]) -> None:
         """Refuse constants that would take long or fill the memory, before they are computed."""
-        what, budget = describe_node(node), self.limits.budget
+        description, budget = describe_node(node), self.limits.budget
         if node.op_type in NEVER_FOLDED:
-            raise InputError(self.where, f"{what} reads constants alone", HINT)
+            raise InputError(self.where, f"{description} reads constants alone", HINT)
         count = _count_new(node, [pair[1] for pair in inputs if pair is not None])
         if count is None:
             result = self.find_sizes(node, inputs, 1)
-            nbytes, operations = sum(one.numel() * one.element_size() for one in result.results), result.operations
+            nbytes, operations = (
+                sum(tensor.numel() * tensor.element_size() for tensor in result.results),
+                result.operations,
+            )
         else:
             nbytes, operations = 8 * count, TOUCH * count
         self.folded_bytes += nbytes
-        budget.check_bytes(self.folded_bytes, what)
-        budget.spend(operations, what)
+        budget.check_bytes(self.folded_bytes, description)
+        budget.spend(operations, description)
 
     def count_frame(self, node: ir.Node, operations: int) -> None:
         """Refuse a network that no machine computes for one frame."""
@@ -295,7 +300,7 @@ class _Folding:
 
     def set_constant(self, node: ir.Node, results: Any) -> None:
         for output, tensor in zip(node.outputs, results):
-            source = next((one for one in node.inputs if one is not None and one in self.constants), None)
+            source = next((value for value in node.inputs if value is not None and value in self.constants), None)
             if source is not None and source.name and tensor.is_floating_point():
                 output.meta.setdefault("source", source_of(source))
             self.constants[output] = tensor
@@ -325,15 +330,15 @@ class _Folding:
         branch.outputs.clear()
         branch.remove(inner)
         self.graph.insert_before(node, inner)
-        for one in inner:
-            self.visit(one)
+        for member in inner:
+            self.visit(member)
         for old, new in zip(node.outputs, outputs):
             new = self.spliced.get(new, new)
             if old.is_graph_output():
                 bridge = ir.node("Identity", [new], outputs=None)
                 self.graph.insert_before(node, bridge)
                 pass_name(old, bridge.outputs[0], "_before")
-                places = [place for place, one in enumerate(self.graph.outputs) if one is old]
+                places = [place for place, output in enumerate(self.graph.outputs) if output is old]
                 for place in places:
                     self.graph.outputs[place] = bridge.outputs[0]
                 self.visit(bridge)
@@ -358,13 +363,13 @@ class _Folding:
             source = list(inputs[0][0].shape)
             (result,) = self.find_sizes(node, inputs, 0).results
             before = math.prod(source[:axis]) * self.outer.get(node.inputs[0], 1)
-            product = any(one.op_type in ("Gemm", "MatMul") and index == 0 for one, index in node.outputs[0].uses())
+            product = any(user.op_type in ("Gemm", "MatMul") and index == 0 for user, index in node.outputs[0].uses())
             place, outer = _batch_place(before, axis, list(result.shape), self.batch, product) or (None, 1)
             if place is None:
                 raise BatchError(f"{describe_node(node)} splits the batch")
             self.outer[node.outputs[0]] = outer
             return self.replace_reshape(
-                node, inputs, [-1 if one == place else size for one, size in enumerate(result.shape)]
+                node, inputs, [-1 if axis == place else size for axis, size in enumerate(result.shape)]
             )
         if node.op_type in ("Concat", "GatherElements", "ScatterElements"):
             axes = {self.axis_of(pair) for pair in inputs} - {None}
@@ -411,7 +416,7 @@ class _Folding:
         lead = ir.node(
             "Transpose",
             [split.outputs[0]],
-            {"perm": [axis + 1, *(one for one in range(len(sizes)) if one != axis + 1)]},
+            {"perm": [axis + 1, *(other for other in range(len(sizes)) if other != axis + 1)]},
         )
         joined = ir.node("Reshape", [lead.outputs[0], self.new_constant(torch.tensor([-1, *pair[0].shape]))])
         self.outer.pop(output, None)
@@ -444,7 +449,7 @@ class _Folding:
 
     def expand_batch(self, node: ir.Node, inputs: list[Pair | None], axis: int) -> list[Pair | None]:
         """Repeat inputs without a batch (class tokens, anchors) along the others' batch before they are joined."""
-        found = list(inputs)
+        expanded = list(inputs)
         reader = next(value for value, pair in zip(node.inputs, inputs) if self.axis_of(pair) is not None)
         joined = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
         for place, (value, pair) in enumerate(zip(list(node.inputs), inputs)):
@@ -465,12 +470,12 @@ class _Folding:
             new = [size, length, target, wide]
             self.graph.insert_before(node, new)
             mode, self.free = self.free, "expanding"
-            for one in new:
-                self.visit(one)
+            for member in new:
+                self.visit(member)
             self.free = mode
             node.replace_input_with(place, wide.outputs[0])
-            found[place] = self.tensors[wide.outputs[0]]
-        return found
+            expanded[place] = self.tensors[wide.outputs[0]]
+        return expanded
 
     def settle(self, node: ir.Node, inputs: list[Pair | None], results: Any) -> None:
         """Replace sizes that depend on the batch by constant ones where -1 or 1 says the same."""
@@ -528,7 +533,7 @@ def _count_new(node: ir.Node, inputs: list[Tensor]) -> int | None:
     if node.op_type == "ConstantOfShape" and inputs:
         return max(0, math.prod(integers(inputs[0])))
     if node.op_type == "Range" and len(inputs) == 3:
-        start, limit, delta = (number(one) for one in inputs)
+        start, limit, delta = (number(bound) for bound in inputs)
         return max(0, math.ceil(min((limit - start) / delta, 2.0**62))) if delta else 0
     if node.op_type == "NonZero" and inputs:
         return inputs[0].numel() * max(1, inputs[0].ndim)
@@ -542,13 +547,13 @@ def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> 
     rank = pair[0].ndim
     if node.op_type in ALONG_AXIS:
         default = {"Softmax": -1, "LogSoftmax": -1, "TopK": -1, "LpNormalization": -1}.get(node.op_type, 0)
-        given = node.attributes.get("axis")
-        return (default if given is None else given.as_int()) % rank == axis
+        attribute = node.attributes.get("axis")
+        return (default if attribute is None else attribute.as_int()) % rank == axis
     if node.op_type == "Slice" and len(inputs) > 3 and inputs[3] is not None:
-        return axis in [int(one) % rank for one in inputs[3][0].reshape(-1).tolist()]
+        return axis in [int(sliced) % rank for sliced in inputs[3][0].reshape(-1).tolist()]
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
-        given = node.attributes.get("axis")
-        return axis >= (-1 if given is None else given.as_int()) % rank
+        attribute = node.attributes.get("axis")
+        return axis >= (-1 if attribute is None else attribute.as_int()) % rank
     if node.op_type in ACTIVATIONS:
         return axis != (0 if "layout" in node.attributes and node.attributes["layout"].as_int() else 1)
     return node.op_type in ("GatherND", "ScatterND", "NonZero", "OneHot")
@@ -560,15 +565,19 @@ def _batch_place(before: int, axis: int, sizes: list[int], batch: int, product: 
     `before` values are outside the batch. An axis that is the batch alone comes first, then one that it leads; the last
     axis of what a product reads are features.
     """
-    found = []
+    candidates = []
     outside = 1
     for place, size in enumerate(sizes):
         if size and before % outside == 0 and size % (batch * (before // outside)) == 0:
-            found.append((place, before // outside))
+            candidates.append((place, before // outside))
         outside *= size
     if product and len(sizes) > 1:
-        found = [one for one in found if one[0] != len(sizes) - 1]
-    return min(found, key=lambda one: (sizes[one[0]] != batch, one[1] != 1, one[0] != axis, one[0]), default=None)
+        candidates = [candidate for candidate in candidates if candidate[0] != len(sizes) - 1]
+    return min(
+        candidates,
+        key=lambda candidate: (sizes[candidate[0]] != batch, candidate[1] != 1, candidate[0] != axis, candidate[0]),
+        default=None,
+    )
 
 
 def apply(node: ir.Node, inputs: list[Any], opset: int) -> tuple[Tensor, ...]:
@@ -583,8 +592,8 @@ def prepare_call(node: ir.Node, inputs: list[Any], opset: int) -> tuple[list[Any
     """What an operator's function is called with: known static inputs as numbers, attributes by name."""
     operator = OPERATORS[node.op_type]
     arguments = [
-        one.tolist() if place in operator.static and isinstance(one, Tensor) else one
-        for place, one in enumerate(inputs)
+        value.tolist() if place in operator.static and isinstance(value, Tensor) else value
+        for place, value in enumerate(inputs)
     ]
     attributes = {name: value for name, value in attributes_of(node).items() if name not in ("consumed_inputs",)}
     if node.op_type == "ConstantOfShape" and isinstance(attributes.get("value"), Tensor):
@@ -601,23 +610,23 @@ def check_operator(node: ir.Node, where: str) -> None:
     """Refuse operators that cannot be computed."""
     if node.op_type in OPERATORS and node.domain in ("", "ai.onnx"):
         return
-    what = describe_node(node)
+    description = describe_node(node)
     if node.op_type in CONTROL_FLOW or node.op_type.startswith("Sequence"):
         raise InputError(
-            where, f"{what} decides by what the picture shows", "export the model without loops and branches"
+            where, f"{description} decides by what the picture shows", "export the model without loops and branches"
         )
     if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
         raise InputError(
             where,
-            f"{what}: the file is quantised to integers",
+            f"{description}: the file is quantised to integers",
             "give it with QuantizeLinear and DequantizeLinear (QDQ)",
         )
     if node.domain not in ("", "ai.onnx"):
         hint = "export the model without it"
         if node.domain.startswith("com.microsoft"):
             hint = "give the file as it was exported, before ONNX Runtime optimised it"
-        raise InputError(where, f"{what} is of the custom domain '{node.domain}'", hint)
-    raise InputError(where, f"{what} is no operator that can be computed", "export the model without it")
+        raise InputError(where, f"{description} is of the custom domain '{node.domain}'", hint)
+    raise InputError(where, f"{description} is no operator that can be computed", "export the model without it")
 
 
 def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:

@@ -232,7 +232,7 @@ class _Gate:
                 raise InputError(self.where, f"has a size '{size.dim_param}'", DAMAGED)
 
     def pass_node(self, node: onnx.NodeProto, in_function: bool) -> None:
-        what = describe_proto(node)
+        description = describe_proto(node)
         name = f"n{self.nodes}"
         self.nodes += 1
         if node.name:
@@ -243,77 +243,83 @@ class _Gate:
         function = self.functions.get((node.domain, node.op_type, node.overload)) if self.functions else None
         if function is not None:
             node.domain, node.op_type = LOCAL, function
-            self.pass_call(node, what, in_function)
+            self.pass_call(node, description, in_function)
         else:
-            self.pass_operator(node, what, in_function)
+            self.pass_operator(node, description, in_function)
         keep_fields(node, {"input", "output", "name", "op_type", "domain", "attribute"})
 
-    def pass_call(self, node: onnx.NodeProto, what: str, in_function: bool) -> None:
+    def pass_call(self, node: onnx.NodeProto, description: str, in_function: bool) -> None:
         """A node that calls one of the file's functions."""
         for attribute in node.attribute:
-            self.pass_attribute(attribute, _PLAIN, what, in_function)
+            self.pass_attribute(attribute, _PLAIN, description, in_function)
             attribute.name = self.parameter(attribute.name)
 
-    def pass_operator(self, node: onnx.NodeProto, what: str, in_function: bool) -> None:
+    def pass_operator(self, node: onnx.NodeProto, description: str, in_function: bool) -> None:
         node.domain = self.check_domain(node.domain)
         is_standard = node.domain == STANDARD
         if self.kind is GraphKind.DOCUMENT and not (is_standard and node.op_type in LISTED):
-            raise InputError(self.where, f"{what} is no operator that can be computed", DAMAGED)
+            raise InputError(self.where, f"{description} is no operator that can be computed", DAMAGED)
         listed = self.listed.get(node.op_type) if is_standard else None
         if listed is None and not OPERATOR.fullmatch(node.op_type):
-            raise InputError(self.where, f"{what} is no operator", HINT)
+            raise InputError(self.where, f"{description} is no operator", HINT)
         inner = [place for place, attribute in enumerate(node.attribute) if attribute.name.startswith("__")]
         for place in reversed(inner):  # an exporter's own notes, which ONNX lets every reader skip
             del node.attribute[place]
         for attribute in node.attribute:
             types = _PLAIN if listed is None else listed.get(attribute.name)
             if types is None or (listed is None and not ATTRIBUTE.fullmatch(attribute.name)):
-                raise InputError(self.where, f"{what} has no attribute '{attribute.name}'", HINT)
+                raise InputError(self.where, f"{description} has no attribute '{attribute.name}'", HINT)
             if node.op_type not in BRANCHING:
                 types = types & _PLAIN
-            self.pass_attribute(attribute, types, what, in_function)
+            self.pass_attribute(attribute, types, description, in_function)
 
     # Values
 
     def pass_attribute(
-        self, attribute: onnx.AttributeProto, types: Iterable[int], what: str, in_function: bool
+        self, attribute: onnx.AttributeProto, types: Iterable[int], description: str, in_function: bool
     ) -> None:
         """Keep an attribute's value, or a reference to a function's parameter, and nothing else."""
         field = _FIELDS.get(attribute.type)
         if field is None or attribute.type not in types:
-            raise InputError(self.where, f"{what}: the attribute '{attribute.name}' has a type that is not read", HINT)
+            raise InputError(
+                self.where, f"{description}: the attribute '{attribute.name}' has a type that is not read", HINT
+            )
         if attribute.ref_attr_name:
             if not in_function:
-                raise InputError(self.where, f"{what}: '{attribute.name}' refers to no function's attribute", HINT)
+                raise InputError(
+                    self.where, f"{description}: '{attribute.name}' refers to no function's attribute", HINT
+                )
             attribute.ref_attr_name = self.parameter(attribute.ref_attr_name)
             keep_fields(attribute, {"name", "type", "ref_attr_name"})
             return
         keep_fields(attribute, {"name", "type", field})
         if field == "t":
-            self.pass_tensor(attribute.t, what, can_lie_outside=False)
+            self.pass_tensor(attribute.t, description, can_lie_outside=False)
             attribute.t.ClearField("name")
         elif field == "g":
             self.pass_graph(attribute.g, in_function=in_function)
         elif field in ("s", "strings"):
             texts = attribute.strings if field == "strings" else [attribute.s]
             if any(len(text) > MAX_TEXT_BYTES for text in texts):
-                raise InputError(self.where, f"{what}: a text of '{attribute.name}' is too long", HINT)
+                raise InputError(self.where, f"{description}: a text of '{attribute.name}' is too long", HINT)
 
-    def pass_tensor(self, tensor: onnx.TensorProto, what: str, can_lie_outside: bool) -> None:
+    def pass_tensor(self, tensor: onnx.TensorProto, description: str, can_lie_outside: bool) -> None:
         is_buffer = self.kind is GraphKind.DOCUMENT and tensor.doc_string == BUFFER
         for field in ("doc_string", "metadata_props"):
             tensor.ClearField(field)
         if tensor.HasField("segment"):
-            raise InputError(self.where, f"the tensor of '{what}' is in segments", HINT)
+            raise InputError(self.where, f"the tensor of '{description}' is in segments", HINT)
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             tensor.ClearField("external_data")
             return
         if not can_lie_outside or self.kind is GraphKind.TAIL:
-            problem = f"the values of '{what}' are in another file, where only weights of the graph itself may be"
+            problem = (
+                f"the values of '{description}' are in another file, where only weights of the graph itself may be"
+            )
             raise InputError(self.where, problem, "export it again with its constants inside")
         places = {entry.key: entry.value for entry in tensor.external_data}
         if not all(PLACE.fullmatch(places.get(key, "0")) for key in ("offset", "length")):
-            raise InputError(self.where, f"the weight '{what}' is at no place of its file", HINT)
+            raise InputError(self.where, f"the weight '{description}' is at no place of its file", HINT)
         if self.kind is GraphKind.DOCUMENT:
             self.check_stored(tensor, places.get("location"))
         keep_fields(tensor, {"name", "dims", "data_type", "data_location", "external_data"})

@@ -96,12 +96,12 @@ class _Inlining:
         for place, attribute in enumerate(copy.attribute):
             if not attribute.ref_attr_name:
                 continue
-            given = attributes.get(attribute.ref_attr_name)
-            if given is None:
+            value = attributes.get(attribute.ref_attr_name)
+            if value is None:
                 removed.append(place)  # a parameter that the call leaves out
                 continue
             name = attribute.name
-            attribute.CopyFrom(given)
+            attribute.CopyFrom(value)
             attribute.name = name
         for place in reversed(removed):
             del copy.attribute[place]

@@ -123,10 +123,10 @@ class _Naming:
         add: tuple[ir.Node, int] | None = None,
     ) -> str:  # fmt: skip
         """Name the constants of a node; the same constants with the same settings are one module."""
-        found = {key: (node, place) for key, place in keys.items() if self.constant(node, place) is not None}
+        places = {key: (node, place) for key, place in keys.items() if self.constant(node, place) is not None}
         if add is not None:
-            found["bias"] = add
-        values = {key: one.inputs[place] for key, (one, place) in found.items()}
+            places["bias"] = add
+        values = {key: reader.inputs[place] for key, (reader, place) in places.items()}
         settings = tuple(sorted((name, str(value.value)) for name, value in node.attributes.items()))
         identity = (node.op_type, settings, *values.items())
         path = self.paths.get(identity)
@@ -134,7 +134,7 @@ class _Naming:
             path = self.paths[identity] = self.make_path(node, number, values)
         for key, value in values.items():
             tensor = self.constants[value]  # type: ignore[index]
-            self.bind(*found[key], f"{path}.{key}", tensor, transpose and key == "weight")
+            self.bind(*places[key], f"{path}.{key}", tensor, transpose and key == "weight")
         return path
 
     def bind(
@@ -150,8 +150,8 @@ class _Naming:
         """A module's path from the name of a weight, else of its node, else its operator and number."""
         names = [source_of(value) for value in values.values() if value is not None]
         names.insert(1, _scope(node))
-        named = next((_without_suffix(name) for name in names if name and not ANONYMOUS.match(name)), None)
-        return self.unique(_to_path(named) if named else f"{_snake(node.op_type)}_{number}")
+        readable = next((_without_suffix(name) for name in names if name and not ANONYMOUS.match(name)), None)
+        return self.unique(_to_path(readable) if readable else f"{_snake(node.op_type)}_{number}")
 
     def unique(self, path: str) -> str:
         """A path that is no other's, nor above or below it."""
@@ -190,11 +190,11 @@ class _Naming:
 
     def is_scalar(self, node: ir.Node, place: int, tensor: Tensor) -> bool:
         """Whether one number says what a constant of one value does."""
-        others = [one for at, one in enumerate(node.inputs) if at != place and one is not None]
-        ranks = [len(self.shapes[one][0]) if one in self.shapes else 0 for one in others]
+        operands = [operand for at, operand in enumerate(node.inputs) if at != place and operand is not None]
+        ranks = [len(self.shapes[operand][0]) if operand in self.shapes else 0 for operand in operands]
         simple = node.op_type in ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Equal", "Greater", "Less", "Where",
                                   "GreaterOrEqual", "LessOrEqual")  # fmt: skip
-        return simple and max(ranks, default=0) >= tensor.ndim and any(one in self.shapes for one in others)
+        return simple and max(ranks, default=0) >= tensor.ndim and any(operand in self.shapes for operand in operands)
 
     def hold(self, node: ir.Node, place: int, value: ir.Value, tensor: Tensor) -> None:
         """Let the document hold a constant; equal ones once."""

@@ -178,7 +178,7 @@ class _Builder:
         assert node.inputs[0] is not None
         if node.op_type == "ConvTranspose":
             extra = options.get("output_padding") or [0] * rank
-            if not even or any(one >= max(pair) for one, pair in zip(extra, zip(stride, dilation))):
+            if not even or any(size >= max(pair) for size, pair in zip(extra, zip(stride, dilation))):
                 return None
             kind = CONV_TRANSPOSE[rank]
             return self.call(path, kind(shape[0], shape[1] * group, output_padding=tuple(extra), **settings), node)

@@ -25,7 +25,9 @@ def pack_graph(path: str, size: Sequence[int] | None) -> ConfinedResult:
         if not has_code(tensor.dtype):
             raise InputError(path, f"the weight '{name}' holds {tensor.dtype}", HINT)
     document = torch.from_numpy(np.frombuffer(bytearray(store_graph(graph)), np.uint8))
-    return ConfinedResult(None, {DOCUMENT: document, **{f"{STATE}{name}": one for name, one in graph.state.items()}})
+    return ConfinedResult(
+        None, {DOCUMENT: document, **{f"{STATE}{name}": tensor for name, tensor in graph.state.items()}}
+    )
 
 
 def warm_up() -> None:

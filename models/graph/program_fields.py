@@ -53,10 +53,10 @@ def check_list(value: Any) -> list[Any]:
     return value
 
 
-def check_integer(value: Any, least: int = -MAX_INTEGER - 1, most: int = MAX_INTEGER) -> int:
-    """A value that is an integer from `least` to `most`."""
-    if type(value) is not int or not least <= value <= most:
-        raise ProgramFault(f"its program has no integer from {least} to {most} where one belongs")
+def check_integer(value: Any, least: int = -MAX_INTEGER - 1, greatest: int = MAX_INTEGER) -> int:
+    """A value that is an integer from `least` to `greatest`."""
+    if type(value) is not int or not least <= value <= greatest:
+        raise ProgramFault(f"its program has no integer from {least} to {greatest} where one belongs")
     return value
 
 

@@ -112,7 +112,7 @@ class _Rebuilder:
             "as_sym_bools": partial(_map, partial(self.read_number, "as_bool", check_truth)),
             "as_scalar_type": _check_dtype,
             "as_memory_format": _check_memory_format,
-            "as_layout": partial(check_integer, least=STRIDED, most=STRIDED),
+            "as_layout": partial(check_integer, least=STRIDED, greatest=STRIDED),
             "as_device": lambda value: CPU,
         }
 
@@ -123,8 +123,8 @@ class _Rebuilder:
         nodes = get_list(graph, "nodes")
         if not nodes or len(nodes) > MAX_NODES:
             raise ProgramFault(f"its program has {len(nodes)} nodes, and up to {MAX_NODES} are read", PLAIN_OPERATORS)
-        given = get_list(graph, "inputs")
-        inputs = self.define_inputs(given, get_list(signature, "input_specs"))
+        graph_inputs = get_list(graph, "inputs")
+        inputs = self.define_inputs(graph_inputs, get_list(signature, "input_specs"))
         rebuilt_nodes = [self.rebuild_node(node) for node in nodes]
         outputs = get_list(graph, "outputs")
         rebuilt_outputs = [self.rebuild_output(output) for output in outputs]
@@ -205,16 +205,16 @@ class _Rebuilder:
 
     # Inputs
 
-    def define_inputs(self, given: list[Any], specs: list[Any]) -> list[dict[str, Any]]:
+    def define_inputs(self, graph_inputs: list[Any], specs: list[Any]) -> list[dict[str, Any]]:
         """The specs of what the graph takes, in its order: weights, and what the user gives."""
-        if len(given) != len(specs):
+        if len(graph_inputs) != len(specs):
             raise ProgramFault("its program describes other inputs than its graph takes")
-        return [self.define_input(value, spec) for value, spec in zip(given, specs, strict=True)]
+        return [self.define_input(value, spec) for value, spec in zip(graph_inputs, specs, strict=True)]
 
-    def define_input(self, given: Any, spec: Any) -> dict[str, Any]:
+    def define_input(self, graph_input: Any, spec: Any) -> dict[str, Any]:
         kind, content = get_variant(spec)
-        given_kind, reference = get_variant(given)
-        if given_kind != "as_tensor" or kind not in (*WEIGHT_NAMES, "user_input"):
+        input_kind, reference = get_variant(graph_input)
+        if input_kind != "as_tensor" or kind not in (*WEIGHT_NAMES, "user_input"):
             raise ProgramFault(
                 "its program takes an input that is no tensor", "export a model that takes the picture alone"
             )
@@ -223,7 +223,7 @@ class _Rebuilder:
         described = get_mapping(self.described, name)
         self.tensors[number] = self.describe_input(described)
         if kind == "user_input":
-            if get_variant(content.get("arg") if isinstance(content, dict) else None) != (given_kind, reference):
+            if get_variant(content.get("arg") if isinstance(content, dict) else None) != (input_kind, reference):
                 raise ProgramFault("its program describes other inputs than its graph takes")
             return {kind: {"arg": {"as_tensor": {"name": number}}}}
         if get_text(get_mapping(content, "arg"), "name") != name:
@@ -306,7 +306,7 @@ class _Rebuilder:
         if kind == "as_tensor":
             return {kind: self.define_tensor(content)}
         if kind == "as_tensors":
-            return {kind: [self.define_tensor(one) for one in check_list(content)]}
+            return {kind: [self.define_tensor(element) for element in check_list(content)]}
         if kind == "as_none":
             return {kind: True}
         if kind not in SIZE_KINDS:
@@ -386,10 +386,10 @@ def _describe_tensor(dtype: int, sizes: list[dict[str, Any]], strides: list[dict
 
 
 def _check_range(value: Any) -> dict[str, Any]:
-    least, most = (value.get(key) if isinstance(value, dict) else None for key in ("min_val", "max_val"))
+    least, greatest = (value.get(key) if isinstance(value, dict) else None for key in ("min_val", "max_val"))
     return {
         "min_val": None if least is None else check_integer(least),
-        "max_val": None if most is None else check_integer(most),
+        "max_val": None if greatest is None else check_integer(greatest),
     }
 
 

@@ -123,8 +123,8 @@ class ProtoGraph:
             for name in filter(None, node.outputs):
                 self._producers[name] = node
 
-    def insert_before(self, node: ProtoNode, *others: ProtoNode) -> None:
-        self.insert(self.nodes.index(node), others)
+    def insert_before(self, node: ProtoNode, *nodes: ProtoNode) -> None:
+        self.insert(self.nodes.index(node), nodes)
 
     def remove(self, node: ProtoNode) -> None:
         self.set_inputs(node, ())

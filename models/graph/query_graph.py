@@ -76,7 +76,7 @@ def count_norm_uses(queries: Sequence[BundleQuery], document_of: Callable[[Bundl
             for name in node.inputs:
                 if name in contents and node not in normed:
                     scales.setdefault(contents[name], set()).add(())
-    return NormUses(Counter({weight: len(found) for weight, found in scales.items()}))
+    return NormUses(Counter({weight: len(variants) for weight, variants in scales.items()}))
 
 
 def build_query_graph(
@@ -228,16 +228,16 @@ def _convert_norms(
     norms = list(find_norms(graph, query, contents))
     sizes = {norm: graph.constants[norm.conv.inputs[1]].values for norm in norms if uses.copies(norm)}
     reads = {norm: _output_size(graph, norm.node) for norm in sizes}
-    left = MAX_COPIED_FRACTION * sum(constant.values for constant in graph.constants.values())
-    apart: set[Norm] = set()
+    remaining_values = MAX_COPIED_FRACTION * sum(constant.values for constant in graph.constants.values())
+    separate: set[Norm] = set()
     for norm in sorted(sizes, key=lambda norm: -reads[norm] / sizes[norm]):
-        if sizes[norm] <= left:
-            left -= sizes[norm]
+        if sizes[norm] <= remaining_values:
+            remaining_values -= sizes[norm]
         else:
-            apart.add(norm)
+            separate.add(norm)
     constants = _SharedConstants(graph)
     for norm in norms:
-        if norm in apart:
+        if norm in separate:
             _make_convolution(graph, norm, constants)
         else:
             _fold_norm(graph, norm, packed, constants)

@@ -98,11 +98,11 @@ def _read_data(data: bytes, path: Path, size: Size | None) -> Graph:
         return graph
     if not _is_same_network(graph, other):
         return graph
-    given = graph.given or graph.input
-    sizes, first = list(given.shape), len(given.shape) - (3 if reading.form.is_last else 2)
+    file_input = graph.file_input or graph.input
+    sizes, first = list(file_input.shape), len(file_input.shape) - (3 if reading.form.is_last else 2)
     for axis, (name, is_open) in enumerate(zip(("height", "width"), reading.form.is_open), first):
         sizes[axis] = name if is_open else sizes[axis]
-    return replace(graph, given=replace(given, shape=tuple(sizes)))
+    return replace(graph, file_input=replace(file_input, shape=tuple(sizes)))
 
 
 def _is_same_network(graph: Graph, other: Graph) -> bool:
@@ -181,18 +181,18 @@ class _Reading:
             raise InputError(where, "no output depends on the picture", HINT)
         state = write_weights(graph, folded)
         check_finite(graph, state, where)
-        made = finish(prepared.model, graph, folded, state, prepared.cut)
+        network = finish(prepared.model, graph, folded, state, prepared.cut)
         for value in graph.initializers.values():  # a graph refers to itself, and is freed late
             value.const_value = None
-        batch, _, *sides = made.input.shape
+        batch, _, *sides = network.input.shape
         batch = prepared.shape[0] or batch
         channels = prepared.form.channels
         sizes = (*sides, channels) if prepared.form.is_last else (channels, *sides)
         sizes = (batch, *sizes) if prepared.form.has_batch else sizes
-        if sizes == made.input.shape and not prepared.is_whole:
-            return made
-        given = TensorInfo(made.input.name, INTEGER if prepared.is_whole else made.input.dtype, sizes)
-        return replace(made, given=given)
+        if sizes == network.input.shape and not prepared.is_whole:
+            return network
+        file_input = TensorInfo(network.input.name, INTEGER if prepared.is_whole else network.input.dtype, sizes)
+        return replace(network, file_input=file_input)
 
     def prepare(self) -> _Prepared:
         """The graph with its end cut off."""
@@ -216,7 +216,7 @@ class _Reading:
         """The graph folded with a free batch where it permits one, else with its own."""
         prepared: _Prepared | None = self.prepare()
         shape = prepared.shape
-        sizes = [shape[0] or 1, *(int(one or 0) for one in shape[1:])]
+        sizes = [shape[0] or 1, *(int(size or 0) for size in shape[1:])]
         nbytes = sum(tensor.nbytes for tensor in self.constants.values())
         limits = FoldLimits(WorkBudget(nbytes, self.where), {})
         for free in ("fixed",) if shape[0] else ("dynamic", "fixed"):
@@ -314,7 +314,7 @@ def input_shape(
         rank = "no shape" if picture.shape is None else f"{len(picture.shape)} axes"
         hint = "export a model that takes pictures, (N, C, H, W) or (H, W, C)"
         raise InputError(where, f"its input '{text_of(picture)}' has {rank}, not a picture's four", hint)
-    dims = [one if isinstance(one, int) and one > 0 else None for one in picture.shape]
+    dims = [size if isinstance(size, int) and size > 0 else None for size in picture.shape]
     has_batch = len(dims) == 4
     if not has_batch:
         drop_batch(graph, picture)
@@ -323,10 +323,10 @@ def input_shape(
     if is_last:
         dims = transpose_input(graph, picture, dims)
     fixed = (dims[2], dims[3])
-    height, width = (one or two for one, two in zip(fixed, size or _said_size(metadata) or (None, None)))
+    height, width = (side or two for side, two in zip(fixed, size or _said_size(metadata) or (None, None)))
     if height is None or width is None:
         raise InputError(where, "leaves the size of its input open", "name it: input_size: [H, W]")
-    if size is not None and any(one and one != two for one, two in zip(fixed, size)):
+    if size is not None and any(side and side != two for side, two in zip(fixed, size)):
         raise InputError(
             where, f"has a fixed input of {fixed[0]} x {fixed[1]}, and {size[0]} x {size[1]} is asked for",
             "leave input_size out, or export it with that size",
@@ -364,11 +364,11 @@ def take_grey(graph: ir.Graph, picture: ir.Value) -> None:
     total: ir.Value | None = None
     for place, share in enumerate(LUMA):
         numbers = {"start": np.array([place]), "end": np.array([place + 1]), "axis": np.array([1])}
-        given = [ir.node("Constant", [], {"value": ir.tensor(one)}) for one in numbers.values()]
-        part = ir.node("Slice", [picture, *(one.outputs[0] for one in given)])
+        bounds = [ir.node("Constant", [], {"value": ir.tensor(values)}) for values in numbers.values()]
+        part = ir.node("Slice", [picture, *(bound.outputs[0] for bound in bounds)])
         factor = ir.node("Constant", [], {"value": ir.tensor(np.array(share, np.float32))})
         weighted = ir.node("Mul", [part.outputs[0], factor.outputs[0]])
-        nodes += [*given, part, factor, weighted]
+        nodes += [*bounds, part, factor, weighted]
         if total is not None:
             nodes.append(ir.node("Add", [total, weighted.outputs[0]]))
         total = nodes[-1].outputs[0]
@@ -388,20 +388,20 @@ def transpose_input(graph: ir.Graph, picture: ir.Value, dims: list[int | None]) 
 def _said_size(metadata: dict[str, str]) -> Size | None:
     """The input's size in the metadata of an Ultralytics file."""
     try:
-        found = json.loads(metadata.get("imgsz", ""))
+        sides = json.loads(metadata.get("imgsz", ""))
     except (json.JSONDecodeError, RecursionError):
         return None
-    found = [found, found] if isinstance(found, int) else found
-    if isinstance(found, list) and len(found) == 2 and all(isinstance(one, int) and one > 0 for one in found):
-        return found[0], found[1]
+    sides = [sides, sides] if isinstance(sides, int) else sides
+    if isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
+        return sides[0], sides[1]
     return None
 
 
 # Weights
 
 
-def take_constants(graph: ir.Graph, path: Path, known: dict[str | None, Tensor]) -> dict[str | None, Tensor]:
-    """The weights of a graph by name, those that are not `known` read; none refers to the parsed file from then on."""
+def take_constants(graph: ir.Graph, path: Path, loaded: dict[str | None, Tensor]) -> dict[str | None, Tensor]:
+    """The weights of a graph by name, those that are not `loaded` read; none refers to the parsed file from then on."""
     copies: dict[int, ir.Tensor] = {}
     originals = []  # referred to, so that no other tensor gets its identity
     for node in graph.all_nodes():
@@ -414,7 +414,7 @@ def take_constants(graph: ir.Graph, path: Path, known: dict[str | None, Tensor])
                 node.attributes[name] = ir.AttrTensor(name, copies[id(tensor)])
     constants: dict[str | None, Tensor] = {}
     for value in graph.initializers.values():
-        tensor = known[value.name] if value.name in known else read_tensor(value, path)
+        tensor = loaded[value.name] if value.name in loaded else read_tensor(value, path)
         constants[value.name] = tensor
         value.const_value = ir.Tensor(tensor.numpy(), name=value.name)
     return constants
@@ -428,7 +428,7 @@ def read_tensor(value: ir.Value, path: Path) -> Tensor:
         raise InputError(path, f"the weight '{name}' has no values", HINT)
     shape = tensor.shape.numpy()
     count = math.prod(shape)
-    if any(one < 0 for one in shape) or count > MAX_TENSOR_BYTES:
+    if any(size < 0 for size in shape) or count > MAX_TENSOR_BYTES:
         raise InputError(path, f"the weight '{name}' has an impossible shape", HINT)
     if isinstance(tensor, ir.ExternalTensor):
         return to_torch(read_external(tensor, name, path))

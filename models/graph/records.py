@@ -49,9 +49,9 @@ class Cut:
 class Graph:
     """A network read from a file. `document` is an ONNX model without weights, each named by its key in `state`.
 
-    Its shapes are fixed but for the batch. `metadata` are the file's metadata_props. `given` is the input of a file
-    that takes anything but the document's f32 (N, 3, H, W): (N, H, W, 3), integers, a fixed batch, any height or width.
-    `led` are the outputs whose first axis, the batch, the file's own do not have.
+    Its shapes are fixed but for the batch. `metadata` are the file's metadata_props. `file_input` is the input of a
+    file that takes anything but the document's f32 (N, 3, H, W): (N, H, W, 3), integers, a fixed batch, any height or
+    width. `led` are the outputs whose first axis, the batch, the file's own do not have.
     """
 
     document: bytes
@@ -60,5 +60,5 @@ class Graph:
     outputs: tuple[TensorInfo, ...]
     metadata: dict[str, str]
     cut: Cut | None = None
-    given: TensorInfo | None = None
+    file_input: TensorInfo | None = None
     led: tuple[str, ...] = ()

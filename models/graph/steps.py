@@ -102,7 +102,8 @@ class StepNetwork(nn.Module):
             return self.run_steps(frames)
         answers = [self.run_steps(frame[None]) for frame in frames]
         return tuple(
-            torch.cat([one if one.shape[:1] == (1,) else one[None] for one in outputs]) for outputs in zip(*answers)
+            torch.cat([output if output.shape[:1] == (1,) else output[None] for output in outputs])
+            for outputs in zip(*answers)
         )
 
     def run_steps(self, frames: Tensor, change: Change | None = None) -> tuple[Tensor, ...]:
@@ -120,7 +121,7 @@ class StepNetwork(nn.Module):
         kind, name = step.kind, step.name
         if kind is StepKind.TENSOR:
             return self._find_tensor(name)
-        arguments = [results[one.number] if type(one) is Result else one for one in step.arguments]
+        arguments = [results[argument.number] if type(argument) is Result else argument for argument in step.arguments]
         if kind is StepKind.MODULE:
             return self._find_module(name)(*arguments)
         call = OPERATORS[name].run if kind is StepKind.OPERATOR else FUNCTIONS[name]

@@ -31,8 +31,8 @@ def store_graph(graph: Graph) -> bytes:
         metadata[LED_KEY] = json.dumps(graph.led)
     if graph.cut is not None:
         metadata[CUT_KEY] = _CUT.dump_json(graph.cut).decode()
-    if graph.given is not None:
-        metadata[GIVEN_KEY] = _GIVEN.dump_json(graph.given).decode()
+    if graph.file_input is not None:
+        metadata[GIVEN_KEY] = _GIVEN.dump_json(graph.file_input).decode()
     return write_model(model, metadata)
 
 
@@ -40,17 +40,17 @@ def restore_graph(document: bytes) -> Graph:
     """Inverse of `store_graph`, with an empty state. Raises InputError for a document that is damaged."""
     gated = _admit(document)
     model, metadata = gated.model, gated.metadata
-    text, said, names = (metadata.pop(key, None) for key in KEYS)
+    text, input_text, names = (metadata.pop(key, None) for key in KEYS)
     try:
         cut = None if text is None else _CUT.validate_json(text)
-        given = None if said is None else _GIVEN.validate_json(said)
+        file_input = None if input_text is None else _GIVEN.validate_json(input_text)
         led = () if names is None else _LED.validate_json(names)
         infos = [_describe(value) for value in (*model.graph.input, *model.graph.output)]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(WHERE, f"is malformed: {error}", DAMAGED) from error
     if len(model.graph.input) != 1 or not model.graph.output:
         raise InputError(WHERE, "has not one input and outputs", DAMAGED)
-    return Graph(write_model(model, {}), {}, infos[0], tuple(infos[1:]), metadata, cut, given, led)
+    return Graph(write_model(model, {}), {}, infos[0], tuple(infos[1:]), metadata, cut, file_input, led)
 
 
 def transposed_weights(graph: ProtoGraph) -> set[str]:

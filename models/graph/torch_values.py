@@ -23,12 +23,12 @@ def to_torch(array: np.ndarray) -> Tensor:
 
 def attributes_of(node: ir.Node) -> dict[str, Any]:
     """A node's attributes as Python values; a tensor becomes a torch tensor."""
-    found = {}
+    values = {}
     for name, attribute in node.attributes.items():
         value = attribute.value
         if attribute.type == ir.AttributeType.TENSOR:
             value = to_torch(value.numpy())
         elif attribute.type in (ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS):
             value = list(value)
-        found[name] = value
-    return found
+        values[name] = value
+    return values

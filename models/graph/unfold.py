@@ -38,11 +38,11 @@ def unfold_norms(graph: Graph) -> Graph:
     """The graph with an affine of its own after each convolution that has a bias and no norm; it answers the same."""
     model = parse_model(graph.document, WHERE, keep_ends=True)
     state = dict(graph.state)
-    found: dict[str, list[ir.Node]] = {}
+    foldable: dict[str, list[ir.Node]] = {}
     for node in model.graph:
         if node.op_type == "Conv" and (path := _foldable(node, state)) is not None:
-            found.setdefault(path, []).append(node)
-    for path, nodes in found.items():
+            foldable.setdefault(path, []).append(node)
+    for path, nodes in foldable.items():
         if len(nodes) == len({user for user, _ in nodes[0].inputs[1].uses()}):  # type: ignore[union-attr]
             _unfold(model.graph, path, nodes, state)
     keys = [value.name for value in model.graph.initializers.values() if is_weight(value)]
@@ -86,14 +86,14 @@ def _unfold(graph: ir.Graph, path: str, nodes: list[ir.Node], state: dict[str, T
         node.resize_inputs(2)
         output = node.outputs[0]
         affine = ir.node("BatchNormalization", [output, *inputs], {"epsilon": 0.0}, name=f"{node.name}{SUFFIX}")
-        made = affine.outputs[0]
-        made.name, output.name = output.name, f"{output.name}{SUFFIX}"
-        made.shape, made.type = output.shape, output.type
+        result = affine.outputs[0]
+        result.name, output.name = output.name, f"{output.name}{SUFFIX}"
+        result.shape, result.type = output.shape, output.type
         output.shape = output.type = None
         for user, place in list(output.uses()):
             if user is not affine:
-                user.replace_input_with(place, made)
-        graph.outputs[:] = [made if value is output else value for value in graph.outputs]
+                user.replace_input_with(place, result)
+        graph.outputs[:] = [result if value is output else value for value in graph.outputs]
         graph.insert_after(node, affine)
     if old is not None and not list(old.uses()):
         del graph.initializers[str(old.name)]
@@ -111,7 +111,7 @@ def _constant(graph: ir.Graph, prefix: str, values: Tensor) -> ir.Value:
     name = f"{prefix}{len(values)}"
     if name not in graph.initializers:
         tensor = ir.tensor(values.numpy(), name=name)
-        made = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.FLOAT))
-        made.const_value = tensor
-        graph.register_initializer(made)
+        value = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.FLOAT))
+        value.const_value = tensor
+        graph.register_initializer(value)
     return graph.initializers[name]

@@ -111,9 +111,9 @@ def _move_to_inputs(node: onnx.NodeProto, names: dict[str, type]) -> list[onnx.N
             continue
         constants.append(_constant(node, name, np.array(helper.get_attribute_value(values[name]), dtype)))
         inputs.append(constants[-1].output[0])
-    others = [attribute for attribute in node.attribute if attribute.name not in names]
+    remaining = [attribute for attribute in node.attribute if attribute.name not in names]
     del node.attribute[:], node.input[:]
-    node.attribute.extend(others)
+    node.attribute.extend(remaining)
     node.input.extend(inputs)
     return constants
 
@@ -137,7 +137,7 @@ def _add_region(node: onnx.NodeProto) -> onnx.NodeProto:
     node.input[1] = region.output[0]
     node.input.append(scales)
     modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    others = [attribute for attribute in node.attribute if attribute.name not in modes]
+    remaining = [attribute for attribute in node.attribute if attribute.name not in modes]
     del node.attribute[:]
-    node.attribute.extend([*others, *(helper.make_attribute(name, value) for name, value in modes.items())])
+    node.attribute.extend([*remaining, *(helper.make_attribute(name, value) for name, value in modes.items())])
     return region

@@ -39,16 +39,16 @@ class WorkBudget:
         self.operations = MAX_OPERATIONS + OPERATIONS_PER_BYTE * file_bytes
         self.max_bytes = MAX_FOLDED_BYTES + FOLDED_PER_BYTE * file_bytes
 
-    def spend(self, operations: int, what: str) -> None:
+    def spend(self, operations: int, subject: str) -> None:
         """Count operations before they are done; TooMuchWork where none are left."""
         self.operations -= operations
         if self.operations < 0:
-            raise TooMuchWork(self.where, f"{what}: to compute the file's constants would take too long", HINT)
+            raise TooMuchWork(self.where, f"{subject}: to compute the file's constants would take too long", HINT)
 
-    def check_bytes(self, nbytes: int, what: str) -> None:
+    def check_bytes(self, nbytes: int, subject: str) -> None:
         """Refuse constants of more bytes in all."""
         if nbytes > self.max_bytes:
-            problem = f"{what}: the file's constants would fill more than {size_text(self.max_bytes)}"
+            problem = f"{subject}: the file's constants would fill more than {size_text(self.max_bytes)}"
             raise TooMuchWork(self.where, problem, HINT)
 
 
@@ -57,8 +57,8 @@ def count_operations(
 ) -> int:
     """Operations of a node: its products, its windows, and TOUCH for each value that it reads or writes."""
     values = sum(math.prod(size) for size in (*inputs, *outputs) if size is not None)
-    each = math.prod(outputs[0]) if outputs else 0
-    products = each * count_products(operator, inputs, outputs, options)
+    per_node = math.prod(outputs[0]) if outputs else 0
+    products = per_node * count_products(operator, inputs, outputs, options)
     return TOUCH * values + products * (1 if is_float else INTEGER_PRODUCT)
 
 

@@ -34,7 +34,9 @@ def identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
 @operator("Div")
 def divide(a: Tensor | float, b: Tensor | float) -> Tensor:
     """The quotient; of integers rounded towards zero."""
-    whole = not any(one.is_floating_point() if isinstance(one, Tensor) else isinstance(one, float) for one in (a, b))
+    whole = not any(
+        operand.is_floating_point() if isinstance(operand, Tensor) else isinstance(operand, float) for operand in (a, b)
+    )
     if whole:
         return torch.div(torch.as_tensor(a), b, rounding_mode="trunc")
     return a / b  # type: ignore[return-value]

@@ -24,11 +24,11 @@ def window_pads(
         return list(zip(pads[:rank], pads[rank:]))
     if auto_pad == "VALID":
         return [(0, 0)] * rank
-    found = []
+    pairs = []
     for length, k, s, d in zip(size, kernel, stride, dilation):
         total = max((-(-length // s) - 1) * s + d * (k - 1) + 1 - length, 0)
-        found.append((total // 2, total - total // 2) if auto_pad == "SAME_UPPER" else (total - total // 2, total // 2))
-    return found
+        pairs.append((total // 2, total - total // 2) if auto_pad == "SAME_UPPER" else (total - total // 2, total // 2))
+    return pairs
 
 
 def flat_pads(pads: list[tuple[int, int]]) -> list[int]:
@@ -66,8 +66,8 @@ def _conv_transpose(
     kernel = weight.shape[2:]
     full = [(n - 1) * s + d * (k - 1) + 1 + e for n, s, d, k, e in zip(x.shape[2:], stride, dilation, kernel, extra)]
     if output_shape or auto_pad.startswith("SAME"):
-        wanted = output_shape[-rank:] if output_shape else [n * s for n, s in zip(x.shape[2:], stride)]
-        totals = [max(0, have - want) for have, want in zip(full, wanted)]
+        targets = output_shape[-rank:] if output_shape else [n * s for n, s in zip(x.shape[2:], stride)]
+        totals = [max(0, have - want) for have, want in zip(full, targets)]
         halves = [(total // 2, total - total // 2) for total in totals]
         sides = halves if auto_pad == "SAME_UPPER" else [(more, less) for less, more in halves]
     else:
@@ -121,7 +121,7 @@ def average_pool(
     """The mean of each window, of the picture's values alone unless pads are counted."""
     rank = len(kernel_shape)
     stride, dilation = strides or [1] * rank, dilations or [1] * rank
-    if any(one != 1 for one in dilation):
+    if any(step != 1 for step in dilation):
         raise ValueError("AveragePool with dilations")
     sides = window_pads(x.shape[2:], kernel_shape, stride, dilation, auto_pad, pads)
     extra = _ceil_extra(x.shape[2:], kernel_shape, stride, dilation, sides) if ceil_mode else [0] * rank
@@ -202,8 +202,8 @@ def group_norm(
 ) -> Tensor:
     """Normalised in groups of channels; before opset 21 scale and bias are by group."""
     if opset < 21:
-        each = x.shape[1] // num_groups
-        scale, bias = scale.repeat_interleave(each), bias.repeat_interleave(each)
+        repeats = x.shape[1] // num_groups
+        scale, bias = scale.repeat_interleave(repeats), bias.repeat_interleave(repeats)
     return F.group_norm(x, num_groups, scale, bias, epsilon)
 
 
@@ -240,9 +240,9 @@ def _attention(
         if q_num_heads is None or kv_num_heads is None:
             raise TypeError("Attention of three axes without the numbers of heads")
         q = q.unflatten(-1, (q_num_heads, -1)).transpose(1, 2)
-        k, v = (one.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for one in (k, v))
+        k, v = (heads.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for heads in (k, v))
     if k.shape[1] != q.shape[1]:
-        k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
+        k, v = (heads.repeat_interleave(q.shape[1] // heads.shape[1], 1) for heads in (k, v))
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal == 1, scale=scale)
     return out.transpose(1, 2).flatten(2) if flat else out
 
@@ -284,7 +284,7 @@ def _deform_conv(
     stride, dilation, sides = strides or [1, 1], dilations or [1, 1], pads or [0] * 4
     if list(sides[:2]) != list(sides[2:]):
         raise ValueError("DeformConv with other pads after the picture than before it")
-    stride, sides, dilation = ((one[0], one[1]) for one in (stride, sides, dilation))
+    stride, sides, dilation = ((pair[0], pair[1]) for pair in (stride, sides, dilation))
     return deform_conv2d(x, offset, weight, bias, stride, sides, dilation, mask)
 
 

@@ -59,23 +59,23 @@ def _recurrent(
     x = x.transpose(0, 1) if layout else x
     if len(x) > MAX_STEPS:
         raise ValueError(f"a sequence of {len(x)} steps is longer than {MAX_STEPS}")
-    found = []
+    by_way = []
     for way in range(ways):
-        given, zeros = (h, c)[: len(FIRST_STATES[kind])], x.new_zeros(x.shape[1], size)
-        states = [zeros if one is None else one[:, way] if layout else one[way] for one in given]
+        first_states, zeros = (h, c)[: len(FIRST_STATES[kind])], x.new_zeros(x.shape[1], size)
+        states = [zeros if state is None else state[:, way] if layout else state[way] for state in first_states]
         offsets = x.new_zeros(2, rows) if bias is None else bias[way].unflatten(0, (2, rows))
         gates, steps = F.linear(x, weight[way], offsets[0]), []
         backwards = direction == "reverse" or way == 1
-        for one in reversed(gates.unbind()) if backwards else gates.unbind():
+        for gate in reversed(gates.unbind()) if backwards else gates.unbind():
             if kind == "GRU":
-                states = _gru_step(one, states, recurrence[way], offsets[1], bool(linear_before_reset))
+                states = _gru_step(gate, states, recurrence[way], offsets[1], bool(linear_before_reset))
             else:
                 step: Step = _lstm_step if kind == "LSTM" else _rnn_step
-                states = step(one, states, recurrence[way], offsets[1])
+                states = step(gate, states, recurrence[way], offsets[1])
             steps.append(states[0])
-        found.append((torch.stack(steps[::-1] if backwards else steps), *states))
-    outputs, *last = (torch.stack(one, 1 if place == 0 else 0) for place, one in enumerate(zip(*found)))
+        by_way.append((torch.stack(steps[::-1] if backwards else steps), *states))
+    outputs, *last = (torch.stack(parts, 1 if place == 0 else 0) for place, parts in enumerate(zip(*by_way)))
     if layout:
-        outputs, last = outputs.permute(2, 0, 1, 3), [one.transpose(0, 1) for one in last]
+        outputs, last = outputs.permute(2, 0, 1, 3), [state.transpose(0, 1) for state in last]
     results = (outputs, *last)
     return results[:count] if count > 1 else outputs  # type: ignore[return-value]

@@ -151,7 +151,9 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
     depth = indices.shape[-1]
     if depth + batch_dims > x.ndim:
         raise ValueError(f"GatherND by {depth} axes of {x.ndim}")
-    places = [torch.where(one < 0, one + size, one) for one, size in zip(indices.unbind(-1), x.shape[batch_dims:])]
+    places = [
+        torch.where(index < 0, index + size, index) for index, size in zip(indices.unbind(-1), x.shape[batch_dims:])
+    ]
     leading = [
         torch.arange(x.shape[axis], device=x.device).reshape(
             [-1 if axis == other else 1 for other in range(indices.ndim - 1)]
@@ -175,7 +177,7 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "no
     """Slices put at places given by several axes."""
     if indices.shape[-1] > x.ndim:
         raise ValueError(f"ScatterND by {indices.shape[-1]} axes of {x.ndim}")
-    places = tuple(torch.where(one < 0, one + size, one) for one, size in zip(indices.unbind(-1), x.shape))
+    places = tuple(torch.where(index < 0, index + size, index) for index, size in zip(indices.unbind(-1), x.shape))
     if reduction in ("none", "add"):
         return x.index_put(places, updates, accumulate=reduction == "add")
     raise ValueError(f"reduction {reduction}")
@@ -303,17 +305,17 @@ def _resize(
         raise ValueError("Resize with tf_crop_and_resize, exclude_outside or an aspect policy")
     axes = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
     has_sizes = sizes is not None and (isinstance(sizes, Tensor) or len(sizes) > 0)
-    given = (
+    factors = (
         integers(sizes)
         if has_sizes
-        else [float(one) for one in (scales.tolist() if isinstance(scales, Tensor) else scales)]
+        else [float(scale) for scale in (scales.tolist() if isinstance(scales, Tensor) else scales)]
     )
     targets = {
         axis: (int(value), value / x.shape[axis]) if has_sizes else (math.floor(x.shape[axis] * value + 1e-6), value)
-        for axis, value in zip(axes, given)
-        if axis >= x.ndim - len(given) + 2 or (axis >= 2 and len(axes) == x.ndim) or len(axes) < x.ndim
+        for axis, value in zip(axes, factors)
+        if axis >= x.ndim - len(factors) + 2 or (axis >= 2 and len(axes) == x.ndim) or len(axes) < x.ndim
     }
-    targets = {axis: one for axis, one in targets.items() if axis >= 1 and one[0] != x.shape[axis]}
+    targets = {axis: target for axis, target in targets.items() if axis >= 1 and target[0] != x.shape[axis]}
     if not targets:
         return x
     fast = _torch_resize(x, targets, (mode, coordinate_transformation_mode, nearest_mode), antialias, cubic_coeff_a)

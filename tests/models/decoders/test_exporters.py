@@ -325,7 +325,7 @@ def test_channels_last_with_free_sides_take_the_size_asked_for(tmp_path: Path) -
         load_graph(file)
     graph = load_graph(file, (8, 12))
     assert graph.input.shape == ("batch", 3, 8, 12)
-    assert graph.given is not None and graph.given.shape == ("batch", "height", "width", 3)
+    assert graph.file_input is not None and graph.file_input.shape == ("batch", "height", "width", 3)
 
 
 def test_rows_that_can_reach_a_score_give_the_candidates_of_all_rows(tmp_path: Path) -> None:
