@@ -350,10 +350,10 @@ def _make(function: Any, arguments: Any) -> Any:
     """What a call in the pickle makes: a tensor's description, a parameter's tensor, a stand-in for all else."""
     path = function.path if isinstance(function, StandIn) else "object"
     if path == "collections.OrderedDict":
-        made = StandIn(path)
+        mapping = StandIn(path)
         if arguments and isinstance(arguments[0], list):  # of Python 2
-            made.update(pair for pair in arguments[0] if len(pair) == 2 and _is_key(pair[0]))
-        return made
+            mapping.update(pair for pair in arguments[0] if len(pair) == 2 and _is_key(pair[0]))
+        return mapping
     if path == "torch._tensor._rebuild_from_type_v2":  # a subclass: function, class, arguments, attributes
         function, arguments = arguments[0], arguments[2]
         path = function.path if isinstance(function, StandIn) else "object"
@@ -375,9 +375,9 @@ def _describe_tensor(
     """A tensor after its place in the storage is checked; `more`: requires_grad, hooks, a dtype, signs of a view."""
     if not isinstance(storage, Storage):
         return TensorRecord(fault="tensor without storage")
-    given = [one.path for one in more if isinstance(one, StandIn) and one.path.startswith("torch.")]
-    dtype = DTYPES.get(given[0]) if given else storage.dtype
-    if dtype is None or any(isinstance(one, dict) and one for one in more):
+    dtypes = [item.path for item in more if isinstance(item, StandIn) and item.path.startswith("torch.")]
+    dtype = DTYPES.get(dtypes[0]) if dtypes else storage.dtype
+    if dtype is None or any(isinstance(item, dict) and item for item in more):
         return TensorRecord(fault="tensor of another dtype" if dtype is None else "conjugate or negative view")
     if not len(shape) == len(strides) <= MAX_AXES:
         raise ValueError("a shape that is none")

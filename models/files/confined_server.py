@@ -252,8 +252,8 @@ def _write(descriptor: int, outcome: dict[str, Any], tensors: Mapping[str, Any])
 
     text = json.dumps(outcome).encode()
     described = [(ANSWER, "U8", (len(text),))]
-    described += [(f"{TENSOR}{name}", code_of(one.dtype), tuple(one.shape)) for name, one in tensors.items()]
-    contents = {ANSWER: memoryview(text), **{f"{TENSOR}{name}": one for name, one in tensors.items()}}
+    described += [(f"{TENSOR}{name}", code_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
+    contents = {ANSWER: memoryview(text), **{f"{TENSOR}{name}": tensor for name, tensor in tensors.items()}}
     entries = place(described)
     with open(os.dup(descriptor), "wb") as file:
         file.seek(0)

@@ -53,7 +53,7 @@ def has_cuda_driver() -> bool:
     return True
 
 
-def require_merge(what: str) -> None:
-    """Raise InputError where `what` needs torch and only a box's libraries are installed."""
+def require_merge(feature: str) -> None:
+    """Raise InputError where `feature` needs torch and only a box's libraries are installed."""
     if not is_installed("torchvision"):
-        raise InputError(what, "needs torch, which is not installed here", f"pip install {MERGE}")
+        raise InputError(feature, "needs torch, which is not installed here", f"pip install {MERGE}")

@@ -63,7 +63,7 @@ class _Description:
     states: tuple[tuple[str, dict[str, int]], ...]
     kind: str
     is_swapped: bool
-    named: tuple[StatedNames, ...]
+    class_names: tuple[StatedNames, ...]
 
 
 _DESCRIPTION = TypeAdapter(_Description)
@@ -85,7 +85,7 @@ def describe_checkpoint(path: Path, key: str, max_bytes: int) -> FileStates:
             states.append((keys, tensors))
     except (ValidationError, LookupError) as error:
         raise damage(path, key) from error
-    return FileStates(tuple(states), description.kind, description.is_swapped, description.named)
+    return FileStates(tuple(states), description.kind, description.is_swapped, description.class_names)
 
 
 def read_foreign(tensors: Mapping[str, ForeignTensor]) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def list_tensors(path: str, key: str, max_bytes: int) -> ConfinedResult:
     records: dict[int, int] = {}
     storages: dict[int, int] = {}
     rows: list[dict[str, Any]] = []
-    named = []
+    state_rows = []
     for keys, tensors in states.states:
         places = {}
         for name, record in tensors.items():
@@ -135,12 +135,12 @@ def list_tensors(path: str, key: str, max_bytes: int) -> ConfinedResult:
                     "strides": record.strides, "fault": record.fault,
                 })  # fmt: skip
             places[name] = records[id(record)]
-        named.append([keys, places])
-    if max(len(rows), sum(len(places) for _, places in named)) > MAX_TENSORS:
+        state_rows.append([keys, places])
+    if max(len(rows), sum(len(places) for _, places in state_rows)) > MAX_TENSORS:
         raise InputError(path, f"holds more than {MAX_TENSORS:,} tensors", PLAIN, key)
     value = {
-        "records": rows, "states": named, "kind": states.kind, "is_swapped": states.is_swapped,
-        "named": [vars(one) for one in states.named],
+        "records": rows, "states": state_rows, "kind": states.kind, "is_swapped": states.is_swapped,
+        "class_names": [vars(stated) for stated in states.class_names],
     }  # fmt: skip
     return ConfinedResult(value, {})
 

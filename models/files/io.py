@@ -186,18 +186,18 @@ def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str
         return UNKNOWN_KEY, hint or _near_key_hint(schema, fault["loc"])
     if fault["type"] == "missing":
         return "this key is missing", hint or "add it"
-    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    input_text = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
     text = fault["msg"].removeprefix("Value error, ")
-    return f"{text[0].lower()}{text[1:]}{given}", hint or "correct the value"
+    return f"{text[0].lower()}{text[1:]}{input_text}", hint or "correct the value"
 
 
 def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> str:
     for step in location[:-1]:
         if isinstance(step, str) and step in schema.model_fields:
             schema = next(_schemas_in(schema.model_fields[step].annotation), schema)
-    known = list(schema.model_fields)
-    near = difflib.get_close_matches(f"{location[-1]:.80}".lower(), known, n=1, cutoff=0.65)
-    return f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
+    keys = list(schema.model_fields)
+    near = difflib.get_close_matches(f"{location[-1]:.80}".lower(), keys, n=1, cutoff=0.65)
+    return f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(keys)}"
 
 
 def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -465,10 +465,10 @@ class AppendFile:
 
 def _write_whole(descriptor: int, data: bytes) -> None:
     """Write to a regular file all of it or nothing."""
-    before, left = os.fstat(descriptor).st_size, memoryview(data)
+    before, remaining = os.fstat(descriptor).st_size, memoryview(data)
     try:
-        while left:
-            left = left[os.write(descriptor, left) :]
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
     except BaseException:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, before)
@@ -539,13 +539,15 @@ def private_folder(folder: Path) -> Path:
     try:
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         real = folder.resolve(strict=True)
-        for one in (real, *real.parents):
-            status = os.stat(one, follow_symlinks=False)
-            is_sticky = one != real and status.st_mode & stat.S_ISVTX
-            if status.st_uid not in (os.getuid(), *(() if one == real else (0,))):
-                raise InputError(folder, f"{one} belongs to another user", "set XDG_CACHE_HOME to a folder of your own")
+        for level in (real, *real.parents):
+            status = os.stat(level, follow_symlinks=False)
+            is_sticky = level != real and status.st_mode & stat.S_ISVTX
+            if status.st_uid not in (os.getuid(), *(() if level == real else (0,))):
+                raise InputError(
+                    folder, f"{level} belongs to another user", "set XDG_CACHE_HOME to a folder of your own"
+                )
             if status.st_mode & WRITABLE_BY_OTHERS and not is_sticky:
-                raise InputError(folder, f"others may write to {one}", f"chmod go-w {one}, or set XDG_CACHE_HOME")
+                raise InputError(folder, f"others may write to {level}", f"chmod go-w {level}, or set XDG_CACHE_HOME")
         os.chmod(real, PRIVATE)
     except OSError as error:
         problem = f"cannot be used as a cache: {error.strerror}"
@@ -583,9 +585,9 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
         if path is None or (os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))):
             continue  # /dev/null and pipes hold nothing that could be lost
         identities = _identities(path)
-        same = [f"is {names[one]}" for one in identities if one in names]
+        same = [f"is {names[identity]}" for identity in identities if identity in names]
         parents = map(str, Path(os.path.realpath(path)).parents)
-        inside = [f"lies in {names[one]}" for one in parents if one in names]
+        inside = [f"lies in {names[parent]}" for parent in parents if parent in names]
         if same or inside:
             problem = (same + inside)[0]
             raise InputError(where or path, f"{path} {problem}" if where else problem, "choose another path", key)
@@ -596,10 +598,10 @@ def _identities(path: str | Path) -> list[str | tuple[int, int]]:
     """Values that two paths share where they are one file: the resolved path, and device and inode if it exists."""
     real = os.path.realpath(path)
     try:
-        found = os.stat(real)
+        status = os.stat(real)
     except OSError:
         return [real]
-    return [real, (found.st_dev, found.st_ino)]
+    return [real, (status.st_dev, status.st_ino)]
 
 
 # Sources of cameras

@@ -54,11 +54,11 @@ def list_pictures(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     pictures = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
-    found = [path for path in pictures if not path.name.startswith(".")]
-    if hidden := len(pictures) - len(found):
+    visible = [path for path in pictures if not path.name.startswith(".")]
+    if hidden := len(pictures) - len(visible):
         text = f"{hidden} of {len(pictures)} files have a dot first and are left out"
         add_note(folder, text, "rename them if they are pictures")
-    return sorted(found, key=natural_key)
+    return sorted(visible, key=natural_key)
 
 
 def list_all_pictures(folder: Path, nested: bool = False, beside: tuple[str, ...] = ()) -> list[Path]:
@@ -66,21 +66,27 @@ def list_all_pictures(folder: Path, nested: bool = False, beside: tuple[str, ...
 
     With `nested` the pictures of its subfolders follow, in natural order of their paths.
     """
-    found = list_pictures(folder)
+    pictures = list_pictures(folder)
     files = folder.iterdir() if folder.is_dir() else ()
     entries = [path for path in files if not path.name.startswith(".") and path.suffix not in beside]
     folders = [path for path in entries if path.is_dir() and not path.is_symlink()] if nested else []
-    if others := sorted({path.name for path in entries} - {path.name for path in (*found, *folders)}):
-        text = f"{len(others)} of {len(entries)} entries are no .jpg or .png and are left out: {join_names(others, 3)}"
+    if left_out := sorted({path.name for path in entries} - {path.name for path in (*pictures, *folders)}):
+        text = (
+            f"{len(left_out)} of {len(entries)} entries are no .jpg or .png and are left out: {join_names(left_out, 3)}"
+        )
         hint = "save pictures as JPEG or PNG" + ("" if nested else ", in this folder itself")
         add_note(folder, text, hint)
-    return found + [path for own in sorted(folders, key=natural_key) for path in list_all_pictures(own, nested, beside)]
+    return pictures + [
+        path for subfolder in sorted(folders, key=natural_key) for path in list_all_pictures(subfolder, nested, beside)
+    ]
 
 
 def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
     """Orders paths by their names, in which numbers count as numbers; the suffix counts last."""
     parts = path.with_suffix("").parts
-    return [[int(one) if at % 2 else one for at, one in enumerate(DIGITS.split(part))] for part in parts], path.suffix
+    return [
+        [int(token) if at % 2 else token for at, token in enumerate(DIGITS.split(part))] for part in parts
+    ], path.suffix
 
 
 def read_picture(path: Path, note_turned: bool = True) -> np.ndarray:
@@ -189,10 +195,10 @@ def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) 
 def _data_folder(folder: Path) -> Path:
     """The folder of all splits, if this one is SPLIT or SPLIT/CLASS and another split lies beside it; else itself."""
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-    for own in (folder, folder.parent):
-        others = [name for name, split in split_of.items() if split != split_of.get(own.name)]
-        if own.name in split_of and any((own.parent / name).is_dir() for name in others):
-            return own.parent
+    for candidate in (folder, folder.parent):
+        other_splits = [name for name, split in split_of.items() if split != split_of.get(candidate.name)]
+        if candidate.name in split_of and any((candidate.parent / name).is_dir() for name in other_splits):
+            return candidate.parent
     return folder
 
 

@@ -55,20 +55,22 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
         hint = "give a file, or the full name of another model's weights, such as ResNet18_Weights.IMAGENET1K_V1"
         raise InputError(where, f"torchvision publishes no weights of {model}", hint, key)
     published = torchvision.models.get_model_weights(entry.published)
-    known = [*published.__members__]
-    if name not in known:
-        near = difflib.get_close_matches(name.upper(), known, n=1)
+    names = [*published.__members__]
+    if name not in names:
+        near = difflib.get_close_matches(name.upper(), names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         problem = f"torchvision publishes no weights '{name}' of {model}"
-        raise InputError(where, problem, f"{hint}there are {', '.join(known)}", key)
+        raise InputError(where, problem, f"{hint}there are {', '.join(names)}", key)
     return _note_alias(Published(_full_name(published[name])), text, where, key)
 
 
-def _note_alias(found: Published, text: str, where: str | Path, key: str) -> Published:
+def _note_alias(published: Published, text: str, where: str | Path, key: str) -> Published:
     """Note which of the published weights DEFAULT is."""
     if text.endswith("DEFAULT"):
-        add_note(where, f"{key}: {text} is {found.name} in this release of torchvision", "name it in full to keep it")
-    return found
+        add_note(
+            where, f"{key}: {text} is {published.name} in this release of torchvision", "name it in full to keep it"
+        )
+    return published
 
 
 def fetch(published: Published, key: str = "weights") -> Path:

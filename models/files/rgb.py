@@ -79,8 +79,8 @@ def display_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
 
     PyAV's frame and its side data then refer to each other: its picture lives until garbage is collected.
     """
-    found = frame.side_data.get("DISPLAYMATRIX")
-    return struct.unpack("=9i", bytes(found)) if found else None
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    return struct.unpack("=9i", bytes(matrix)) if matrix else None
 
 
 def _prove_graph(frame: av.VideoFrame, expected: np.ndarray) -> Any | None:

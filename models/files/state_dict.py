@@ -42,14 +42,14 @@ AVERAGED = re.compile(r"(?<![A-Za-z])(ema|swa|avg|averaged?)(?![a-z])|Ema|EMA|SW
 class Candidate:
     """Tensors of a file, under one key and one prefix, by the names that remain; `fit` counts those that fit.
 
-    `others` are the tensors under the same key that it leaves out. `renamed` counts those that had the prefix; or that
-    got `wrapper`, a prefix of the network's names, before theirs.
+    `left_out` are the other tensors under the same key. `renamed` counts those that had the prefix; or that got
+    `wrapper`, a prefix of the network's names, before theirs.
     """
 
     path: str
     prefix: str
     state: FileState
-    others: tuple[str, ...]
+    left_out: tuple[str, ...]
     is_averaged: bool
     fit: int
     renamed: int = 0
@@ -80,7 +80,7 @@ class StateChoice:
 class FileStates:
     """The mappings of a file that hold tensors, the outermost first, each with the keys that lead to it.
 
-    `kind` is the type of the whole content, "dict" for any mapping; `named` is what it says of its classes.
+    `kind` is the type of the whole content, "dict" for any mapping; `class_names` is what it says of its classes.
     `is_swapped`: what is called `state_dict` is the average, as mmengine's EMAHook and Lightning's WeightAveraging swap
     when they save.
     """
@@ -88,7 +88,7 @@ class FileStates:
     states: tuple[tuple[str, dict[str, FileTensor]], ...]
     kind: str = "dict"
     is_swapped: bool = False
-    named: tuple[StatedNames, ...] = ()
+    class_names: tuple[StatedNames, ...] = ()
 
     @property
     def outermost(self) -> dict[str, FileTensor]:
@@ -113,7 +113,7 @@ def _walk_names(content: Any) -> Iterator[StatedNames]:
         if stated := find_names(items):
             yield stated
         if depth < MAX_NAMES_DEPTH:
-            queue += [(depth + 1, one) for one in items.values() if isinstance(one, dict)]
+            queue += [(depth + 1, item) for item in items.values() if isinstance(item, dict)]
 
 
 def choose_state(
@@ -131,31 +131,31 @@ def choose_state(
     Of several that fit alike, the moving average is taken, then the one under the most usual key. Raises InputError
     when there are no tensors, and when neither rule decides.
     """
-    found = [
+    candidates = [
         candidate
         for path, tensors in states.states
         for candidate in _split_by_prefix(path, tensors, names, rename, count_fit, states.is_swapped)
     ]
-    if not found:
+    if not candidates:
         problem = "holds no tensors" if states.kind == "dict" else f"holds a {states.kind}"
         raise InputError(where, problem, PLAIN, key)
-    best = max(candidate.fit for candidate in found)
-    if flat := next((name for one in found for name in one.state if name.endswith(FLAT)), None):
+    best = max(candidate.fit for candidate in candidates)
+    if flat := next((name for candidate in candidates for name in candidate.state if name.endswith(FLAT)), None):
         problem = f"holds FSDP's weights in one piece ({flat:.80}), which says nothing of its layers"
         raise InputError(where, problem, "save it with StateDictType.FULL_STATE_DICT", key)
     if best == 0:
-        return StateChoice(max(found, key=lambda candidate: len(candidate.state)), "", "")
-    alike = _drop_copies([candidate for candidate in found if candidate.fit == best])
-    pool = [candidate for candidate in alike if candidate.is_averaged] or alike
+        return StateChoice(max(candidates, key=lambda candidate: len(candidate.state)), "", "")
+    fitting = _drop_copies([candidate for candidate in candidates if candidate.fit == best])
+    pool = [candidate for candidate in fitting if candidate.is_averaged] or fitting
     pool.sort(key=lambda candidate: candidate.rank)
     chosen = pool[0]
     if len(pool) > 1 and (chosen.is_averaged or chosen.rank == pool[1].rank or UNUSUAL in chosen.rank):
         labels = join_names([candidate.label for candidate in pool])
         raise InputError(where, f"holds {len(pool)} state dicts that fit alike: {labels}", f"{PLAIN}, of the one", key)
-    rivals = [candidate.label for candidate in alike if candidate is not chosen]
+    rivals = [candidate.label for candidate in fitting if candidate is not chosen]
     partial = [
         candidate.label
-        for candidate in found
+        for candidate in candidates
         if candidate.is_averaged and not chosen.is_averaged and best / 2 < candidate.fit < best
     ]
     return StateChoice(chosen, *_describe(chosen, rivals, partial))
@@ -192,18 +192,22 @@ def _walk_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
             seen.add(id(value.attributes))
             is_module = {"_parameters", "_modules"} <= value.attributes.keys()
             items = dict(_module_tensors(value, seen)) if is_module else {**value, **value.attributes}
-        tensors = {WRAPPED.sub("", name): one for name, one in items.items() if isinstance(one, Tensor | TensorRecord)}
+        tensors = {
+            WRAPPED.sub("", name): value for name, value in items.items() if isinstance(value, Tensor | TensorRecord)
+        }
         if tensors:
             yield ".".join(keys), tensors
-        queue += [((*keys, name), one) for name, one in items.items() if isinstance(one, dict) and name != "_metadata"]
+        queue += [
+            ((*keys, name), value) for name, value in items.items() if isinstance(value, dict) and name != "_metadata"
+        ]
 
 
 def _module_tensors(module: StandIn, seen: set[int]) -> Iterator[tuple[str, FileTensor]]:
     """The tensors of a whole nn.Module that was pickled, under the names of its state dict."""
     queue = [("", module)]
-    for prefix, one in queue:
-        for kind in ("_parameters", "_buffers", "_modules") if isinstance(one, StandIn) else ():
-            part = one.attributes.get(kind)
+    for prefix, child in queue:
+        for kind in ("_parameters", "_buffers", "_modules") if isinstance(child, StandIn) else ():
+            part = child.attributes.get(kind)
             if not isinstance(part, dict) or id(part) in seen:
                 continue
             seen.add(id(part))
@@ -234,13 +238,22 @@ def _split_by_prefix(
     network's own names from a class that wraps it.
     """
     split = _PrefixSplit(path, tensors, rename, count_fit, is_swapped)
-    known = next((own for own in names if any(rest in own for name in tensors for _, rest in _cuts(name))), ())
-    plain = list(split.candidates({name: name for name in known})) or [Candidate(path, "", tensors, (), False, 0)]
+    network_names = next(
+        (
+            namespace
+            for namespace in names
+            if any(bare_name in namespace for name in tensors for _, bare_name in _cuts(name))
+        ),
+        (),
+    )
+    plain = list(split.candidates({name: name for name in network_names})) or [
+        Candidate(path, "", tensors, (), False, 0)
+    ]
     yield from plain
     firsts = Counter(name.partition(".")[0] + "." for name in names[0])
-    for wrapper in (one for one, count in firsts.items() if 2 * count >= len(names[0])):
-        found = split.candidates({name.removeprefix(wrapper): name for name in names[0]}, wrapper)
-        yield from (one for one in found if one.fit > max(one.fit for one in plain))
+    for wrapper in (first for first, count in firsts.items() if 2 * count >= len(names[0])):
+        wrapped = split.candidates({name.removeprefix(wrapper): name for name in names[0]}, wrapper)
+        yield from (candidate for candidate in wrapped if candidate.fit > max(candidate.fit for candidate in plain))
 
 
 @dataclass(frozen=True)
@@ -253,57 +266,73 @@ class _PrefixSplit:
     count_fit: Callable[[FileState], int]
     is_swapped: bool
 
-    def candidates(self, known: Mapping[str, str], wrapper: str = "") -> Iterator[Candidate]:
-        """One for each prefix of the file's names; `known` gives the network's name of a name without it.
+    def candidates(self, network_names: Mapping[str, str], wrapper: str = "") -> Iterator[Candidate]:
+        """One for each prefix of the file's names; `network_names` gives the network's name of a name without it.
 
         Names that the network knows and that lack the prefix are taken as they are, unless the others are an average.
         """
-        hits = Counter(prefix for name in self.tensors for prefix, rest in _cuts(name) if rest in known)
+        hits = Counter(
+            prefix for name in self.tensors for prefix, bare_name in _cuts(name) if bare_name in network_names
+        )
         for prefix, _ in hits.most_common(MAX_PREFIXES):
-            found = {name: name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)}
+            bare_names = {name: name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)}
             counter = f"{prefix.removesuffix('module.')}n_averaged"
             is_averaged = bool(AVERAGED.search(f"{self.path}.{prefix}")) or counter in self.tensors
             if self.is_swapped:
                 is_averaged = self.path == "state_dict"
             if not is_averaged and prefix:
-                bare = set(found.values())
-                found |= {name: name for name in self.tensors if name in known and name not in bare | found.keys()}
-            names = {name: known.get(bare, bare) for name, bare in found.items()}
-            renamed = sum(name != given for name, given in names.items())
+                bare = set(bare_names.values())
+                bare_names |= {
+                    name: name
+                    for name in self.tensors
+                    if name in network_names and name not in bare | bare_names.keys()
+                }
+            names = {name: network_names.get(bare, bare) for name, bare in bare_names.items()}
+            renamed = sum(name != new_name for name, new_name in names.items())
             yield self._candidate(prefix, names, is_averaged, renamed, wrapper)
-            flat = {given.replace(".", ""): given for given in names.values()}
+            flat = {new_name.replace(".", ""): new_name for new_name in names.values()}
             parts = ((name, *name.partition(".")) for name in self.tensors)
-            average = {name: flat[rest] for name, head, _, rest in parts if rest in flat and AVERAGED.search(head)}
+            average = {
+                name: flat[flat_name]
+                for name, head, _, flat_name in parts
+                if flat_name in flat and AVERAGED.search(head)
+            }
             if average and not is_averaged:  # LitEma's, which has no dots in its names and no buffers
                 head, new = f"{next(iter(average)).partition('.')[0]}.", set(average.values())
-                kept = {name: own for name, own in names.items() if own not in new and not name.startswith(head)}
-                yield self._candidate(head, kept | average, True, len(average), wrapper)
+                remaining = {
+                    name: new_name
+                    for name, new_name in names.items()
+                    if new_name not in new and not name.startswith(head)
+                }
+                yield self._candidate(head, remaining | average, True, len(average), wrapper)
 
     def _candidate(
         self, prefix: str, names: Mapping[str, str], is_averaged: bool, renamed: int, wrapper: str
     ) -> Candidate:
-        state = self.rename({given: self.tensors[name] for name, given in names.items()})
-        others = tuple(name for name in self.tensors if name not in names)
-        return Candidate(self.path, prefix, state, others, is_averaged, self.count_fit(state), renamed, wrapper)
+        state = self.rename({new_name: self.tensors[name] for name, new_name in names.items()})
+        left_out = tuple(name for name in self.tensors if name not in names)
+        return Candidate(self.path, prefix, state, left_out, is_averaged, self.count_fit(state), renamed, wrapper)
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:
     """A name cut after each of its first parts, into prefix and rest."""
-    name = rest = name[:MAX_NAME]
+    name = remainder = name[:MAX_NAME]
     for _ in range(MAX_PREFIX_PARTS):
-        yield name[: len(name) - len(rest)], rest
-        rest = rest.partition(".")[2]
-        if not rest:
+        yield name[: len(name) - len(remainder)], remainder
+        remainder = remainder.partition(".")[2]
+        if not remainder:
             return
 
 
 def _drop_copies(candidates: list[Candidate]) -> list[Candidate]:
     """The candidates without those whose tensors are the same ones in the file as an earlier candidate's."""
-    kept: dict[frozenset[Any], Candidate] = {}
-    for candidate in sorted(candidates, key=lambda one: one.rank):
+    distinct: dict[frozenset[Any], Candidate] = {}
+    for candidate in sorted(candidates, key=lambda candidate: candidate.rank):
         places = (
-            (name, id(one.storage), one.offset, one.shape) if isinstance(one, TensorRecord) else (name, id(one))
-            for name, one in candidate.state.items()
+            (name, id(tensor.storage), tensor.offset, tensor.shape)
+            if isinstance(tensor, TensorRecord)
+            else (name, id(tensor))
+            for name, tensor in candidate.state.items()
         )
-        kept.setdefault(frozenset(places), candidate)
-    return list(kept.values())
+        distinct.setdefault(frozenset(places), candidate)
+    return list(distinct.values())

@@ -229,10 +229,14 @@ class Video:
         from av.stream import Disposition
 
         still = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
-        streams = [one for one in self._container.streams.video if one.codec_context and not one.disposition & still]
+        streams = [
+            stream
+            for stream in self._container.streams.video
+            if stream.codec_context and not stream.disposition & still
+        ]
         if not streams:
             raise self._error("has no video in it that can be decoded", "give a video that decodes")
-        best = max(streams, key=lambda one: one.width * one.height)
+        best = max(streams, key=lambda stream: stream.width * stream.height)
         size = f"{best.width} x {best.height} pixels"
         if best.width * best.height > MAX_PIXELS:
             raise self._error(f"has frames of {size}, more than {MAX_PIXELS:,}", "make them smaller")
@@ -346,6 +350,6 @@ def reason_of(error: BaseException) -> str:
 
 def without_secret(source: str) -> str:
     """An address without user and password; a path unchanged."""
-    scheme, separator, rest = source.partition("://")
-    authority, slash, path = rest.partition("/")
+    scheme, separator, address = source.partition("://")
+    authority, slash, path = address.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else source

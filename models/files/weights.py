@@ -88,28 +88,30 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     key = f"weights ({query.id})"
     if query.weights is None:
         raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
-    own = module.state_dict()
+    model_state = module.state_dict()
     if _holds_weights(query):
         return file_of(query).weights()
 
     def count_fit(state: FileState) -> int:
         return sum(
-            name in state and state[name].shape == tensor.shape for name, tensor in own.items() if not _is_counter(name)
+            name in state and state[name].shape == tensor.shape
+            for name, tensor in model_state.items()
+            if not _is_counter(name)
         )
 
-    with _open_weights(query.weights, key, module, (own,), count_fit) as (path, choice, named):
+    with _open_weights(query.weights, key, module, (model_state,), count_fit) as (path, choice, class_names):
         state = choice.candidate.state
-        extra = dict.fromkeys(_extra_names(query.model, state, own))
+        extra = dict.fromkeys(_extra_names(query.model, state, model_state))
         state = {name: tensor for name, tensor in state.items() if name not in extra}
         _check_plain(path, key, state)
-        _check_fit(query, key, own, state)
-        _check_classes(query, key, named)
+        _check_fit(query, key, model_state, state)
+        _check_classes(query, key, class_names)
         tensors = _read_tensors(state)
-    _check_values(query.weights, key, tensors, own)
+    _check_values(query.weights, key, tensors, model_state)
     check_input(query, module)
-    left_out = [*choice.candidate.others, *(name for name in extra if not _is_counter(name))]
+    left_out = [*choice.candidate.left_out, *(name for name in extra if not _is_counter(name))]
     parts = [f"left out: {join_names([name[:100] for name in left_out], 3)}"] if left_out else []
-    _add_note(f"{query.weights}: {key}", [choice.note, *parts, *_conversions(tensors, own)], choice.hint)
+    _add_note(f"{query.weights}: {key}", [choice.note, *parts, *_conversions(tensors, model_state)], choice.hint)
     return tensors
 
 
@@ -124,30 +126,34 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
     Names fit when they are equal without PREFIXES; so a head of another class count stays as it is. A note names the
     tensors that do not fit. Raises InputError when the weights cannot be read, hold NaN, or no weight of them fits.
     """
-    own = module.state_dict()
+    model_state = module.state_dict()
 
     def match(state: FileState) -> dict[str, str]:
         """The file's names of the module's tensors that fit."""
         by_bare_name = {_bare(name): name for name in state}
-        found = {name: name if name in state else by_bare_name.get(_bare(name), "") for name in own}
-        return {name: given for name, given in found.items() if given and state[given].shape == own[name].shape}
+        sources = {name: name if name in state else by_bare_name.get(_bare(name), "") for name in model_state}
+        return {
+            name: source_name
+            for name, source_name in sources.items()
+            if source_name and state[source_name].shape == model_state[name].shape
+        }
 
-    names = (own, {_bare(name) for name in own})
+    names = (model_state, {_bare(name) for name in model_state})
     with _open_weights(source, key, module, names, lambda state: len(match(state))) as (path, choice, _):
         state = choice.candidate.state
         matches = match(state)
-        if not any(own[name].ndim >= 2 for name in matches):
+        if not any(model_state[name].ndim >= 2 for name in matches):
             problem = f"none of its {len(state)} tensors fits {type(module).__name__} by name and shape"
             raise InputError(str(source), problem, "give weights of the same backbone", key)
-        state_to_load = {name: state[given] for name, given in matches.items()}
+        state_to_load = {name: state[source_name] for name, source_name in matches.items()}
         _check_plain(path, key, state_to_load)
         tensors = _read_tensors(state_to_load)
-    _check_values(source, key, tensors, own)
+    _check_values(source, key, tensors, model_state)
     module.load_state_dict(tensors, strict=False)
-    new = [name for name in own if name not in tensors and not _is_counter(name)]
+    new = [name for name in model_state if name not in tensors and not _is_counter(name)]
     used = set(matches.values())
-    left_out = [*choice.candidate.others, *(name for name in state if name not in used and not _is_counter(name))]
-    parts = [choice.note, *_conversions(tensors, own)]
+    left_out = [*choice.candidate.left_out, *(name for name in state if name not in used and not _is_counter(name))]
+    parts = [choice.note, *_conversions(tensors, model_state)]
     if new or left_out:
         text = f"{len(tensors)} tensors taken as `{key}`"
         text += f", {len(left_out)} left out ({join_names(sorted(left_out), 3)})" if left_out else ""
@@ -199,12 +205,12 @@ def _open_weights(
     source: Source, key: str, module: nn.Module, names: Sequence[Collection[str]], count_fit: Callable[[FileState], int]
 ) -> Iterator[tuple[Path, StateChoice, Sequence[StatedNames]]]:
     """The path, the state dict that fits best, and the classes that it names, of a file that is open meanwhile."""
-    given = fetch(source, key) if isinstance(source, Published) else Path(source)
-    if not os.path.exists(given):
-        raise InputError(given, "does not exist", "give the path of a weights file, or train one first", key)
+    location = fetch(source, key) if isinstance(source, Published) else Path(source)
+    if not os.path.exists(location):
+        raise InputError(location, "does not exist", "give the path of a weights file, or train one first", key)
     max_bytes = MAX_EXTRA_BYTES + MAX_EXTRA_FACTOR * sum(tensor.nbytes for tensor in module.state_dict().values())
-    path = _find_file(given, key)
-    saved = read_saved(given, module)
+    path = _find_file(location, key)
+    saved = read_saved(location, module)
     with ExitStack() as files:
         if saved is not None:
             states = find_states(saved)
@@ -215,7 +221,7 @@ def _open_weights(
         yield (
             path,
             choose_state(states, names, lambda state: current_names(module, state), count_fit, path, key),
-            [*states.named, *_named_beside(given)],
+            [*states.class_names, *_named_beside(location)],
         )
 
 
@@ -223,23 +229,23 @@ def _find_file(path: Path, key: str) -> Path:
     """The weights file of a folder as Hugging Face lays it out; any other path as it is."""
     if not path.is_dir():
         return path
-    found = [path / name for name in FOLDER_FILES if (path / name).exists()]
-    if not found:
+    files = [path / name for name in FOLDER_FILES if (path / name).exists()]
+    if not files:
         raise InputError(path, "is a folder without weights", f"give a file, or a folder with {FOLDER_FILES[1]}", key)
-    if found[1:]:
-        others = join_names([other.name for other in found[1:]])
-        add_note(f"{path}: {key}", f"{found[0].name} taken; {others} left out", "to use another, give its path")
-    return found[0]
+    if files[1:]:
+        ignored = join_names([other.name for other in files[1:]])
+        add_note(f"{path}: {key}", f"{files[0].name} taken; {ignored} left out", "to use another, give its path")
+    return files[0]
 
 
 def _open_shards(files: ExitStack, index: Path, key: str, max_bytes: int) -> dict[str, Any]:
     """The tensors of all shards that an index lists, each under its name."""
     content: dict[str, Any] = {}
-    left = max_bytes
+    remaining_bytes = max_bytes
     for shard, names in _list_shards(index, key).items():
-        states = _open_file(files, index.parent / shard, key, left)
+        states = _open_file(files, index.parent / shard, key, remaining_bytes)
         part = states.outermost
-        left -= (index.parent / shard).stat().st_size
+        remaining_bytes -= (index.parent / shard).stat().st_size
         if lacking := [name for name in names if name not in part]:
             problem = f"lacks {join_names(lacking, 2)}, which {index.name} lists"
             raise InputError(index.parent / shard, problem, "copy or download all shards again", key)
@@ -278,13 +284,13 @@ def _open_file(files: ExitStack, path: Path, key: str, max_bytes: int) -> FileSt
     if head[8:9] == b"{" or suffix == SAFETENSORS_SUFFIX:
         tensors, metadata = _read_safetensors(file, path, key)
         stated = find_names(metadata)
-        return replace(find_states(tensors), named=() if stated is None else (stated,))
+        return replace(find_states(tensors), class_names=() if stated is None else (stated,))
     if suffix == ".bin" and path.with_suffix(".xml").exists():
         raise InputError(path, f"is of {EXPORTED['.xml']}, which is not read", EXPORTED_HINT, key)
     if suffix in PICKLE_SUFFIXES:
         raise damage(path, key)
-    known = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES))
-    raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {known}", key)
+    suffixes = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES))
+    raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {suffixes}", key)
 
 
 def _read_safetensors(file: BinaryIO, path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -309,8 +315,8 @@ def _check_plain(path: Path, key: str, state: FileState) -> None:
 
 def _read_tensors(state: FileState) -> dict[str, Tensor]:
     """The tensors of a state, those of a checkpoint from their file."""
-    read = {name: one for name, one in state.items() if isinstance(one, Tensor)}
-    read.update(read_foreign({name: one for name, one in state.items() if isinstance(one, ForeignTensor)}))
+    read = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    read.update(read_foreign({name: tensor for name, tensor in state.items() if isinstance(tensor, ForeignTensor)}))
     return {name: read[name] for name in state}
 
 
@@ -322,21 +328,21 @@ def current_names(module: nn.Module, state: FileState) -> FileState:
 
     torchvision's parts (feature pyramids, the region proposal head, attention's MLP) rename their own.
     """
-    found: Any = {DENSE_LAYER.sub(r"\1\2", name): tensor for name, tensor in state.items()}
+    renamed: Any = {DENSE_LAYER.sub(r"\1\2", name): tensor for name, tensor in state.items()}
     for path, part in module.named_modules():
         renames = type(part)._load_from_state_dict is not nn.Module._load_from_state_dict
         if renames and not part._parameters and not part._buffers:  # with tensors of its own it would load them
-            part._load_from_state_dict(found, f"{path}." if path else "", {}, False, [], [], [])
-    return found
+            part._load_from_state_dict(renamed, f"{path}." if path else "", {}, False, [], [], [])
+    return renamed
 
 
-def _extra_names(model: str, state: FileState, own: Mapping[str, Tensor]) -> list[str]:
+def _extra_names(model: str, state: FileState, model_state: Mapping[str, Tensor]) -> list[str]:
     """Names that the architecture does without: auxiliary heads, counters, empty tensors, what only training uses."""
     auxiliary = ENTRIES[model].auxiliary if model in ENTRIES else ()
     return [
         name
         for name, tensor in state.items()
-        if name not in own
+        if name not in model_state
         and (
             name.startswith(auxiliary)
             or _is_counter(name)
@@ -361,14 +367,23 @@ def _bare(name: str) -> str:
 # Checks
 
 
-def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: FileState) -> None:
-    """Raise InputError, with the number of differing tensors and examples, unless `state` is one of `own`'s model."""
-    lacking = [f"{name} {tuple(own[name].shape)}" for name in own if name not in state and not name.endswith(COUNTER)]
-    unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in own]
-    wrong = [name for name, tensor in state.items() if name in own and tensor.shape != own[name].shape]
-    shapes = [f"{name} is {tuple(state[name].shape)} and should be {tuple(own[name].shape)}" for name in wrong]
+def _check_fit(query: Query, key: str, model_state: Mapping[str, Tensor], state: FileState) -> None:
+    """Raise InputError, with the number of differing tensors and examples, unless `state` fits the model."""
+    lacking = [
+        f"{name} {tuple(model_state[name].shape)}"
+        for name in model_state
+        if name not in state and not name.endswith(COUNTER)
+    ]
+    unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in model_state]
+    wrong = [name for name, tensor in state.items() if name in model_state and tensor.shape != model_state[name].shape]
+    shapes = [f"{name} is {tuple(state[name].shape)} and should be {tuple(model_state[name].shape)}" for name in wrong]
     # In a network of other widths throughout, inputs differ too.
-    if wrong and not lacking and not unknown and all(own[name].shape[1:] == state[name].shape[1:] for name in wrong):
+    if (
+        wrong
+        and not lacking
+        and not unknown
+        and all(model_state[name].shape[1:] == state[name].shape[1:] for name in wrong)
+    ):
         examples = join_names(shapes, 2)
         problem = f"only the head does not fit the class list ({len(query.classes)} in the query): {examples}"
         hint = "list in `classes` the classes these weights were trained for, or give them as `init:` and train"
@@ -376,9 +391,9 @@ def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: FileSta
     problems = [
         f"{text}: {join_names(examples, 2)}"
         for examples, text in (
-            (lacking, f"lacks {len(lacking)} of the {len(own)} tensors of {query.model}"),
+            (lacking, f"lacks {len(lacking)} of the {len(model_state)} tensors of {query.model}"),
             (unknown, f"has {len(unknown)} that {query.model} does not know"),
-            (shapes, f"{len(shapes)} of {len(own)} tensors have another shape in {query.model}"),
+            (shapes, f"{len(shapes)} of {len(model_state)} tensors have another shape in {query.model}"),
         )
         if examples
     ]
@@ -389,57 +404,61 @@ def _check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: FileSta
 
 def _named_beside(weights: Path) -> list[StatedNames]:
     """The classes that Hugging Face's config beside weights names, or a list of them in their folder."""
-    folder, found = weights if weights.is_dir() else weights.parent, list[StatedNames]()
+    folder, class_names = weights if weights.is_dir() else weights.parent, list[StatedNames]()
     for name in (CONFIG_FILE, *CLASS_FILES):
         path = folder / name
         with suppress(InputError):
             if name == CONFIG_FILE and path.is_file():
                 stated = find_names(read_json(path, DAMAGED, foreign=True))
-                found += [] if stated is None else [replace(stated, key=f"{name}: {stated.key}")]
+                class_names += [] if stated is None else [replace(stated, key=f"{name}: {stated.key}")]
             elif path.is_file():
                 text = read_bounded(path, MAX_METADATA, DAMAGED).decode("utf-8-sig", "replace")
                 stated = find_names({KEYS[0]: text})
-                found += [] if stated is None else [replace(stated, key=name)]
-    return found
+                class_names += [] if stated is None else [replace(stated, key=name)]
+    return class_names
 
 
-def _check_classes(query: Query, key: str, named: Sequence[StatedNames]) -> None:
+def _check_classes(query: Query, key: str, class_names: Sequence[StatedNames]) -> None:
     """Refuse weights that name the query's classes in another order; note those that name others.
 
     Of weights that this project wrote, others are refused too.
     """
-    wanted = str(list(query.classes))
-    for stated in named:
+    classes = str(list(query.classes))
+    for stated in class_names:
         names = list(stated.names)
         is_own = stated.key == ASKED and names != list(query.classes)
         if is_own or find_displaced(names, query.classes):
             where = "" if stated.key == ASKED else f" (`{stated.key}`)"
             problem = f"was trained for the classes {json.dumps(names):.150}, in this order{where}"
             hint = "list in `classes` those of the weights, or give them as `init:` and train"
-            raise InputError(str(query.weights), f"{problem}, and the query asks for {wanted:.150}", hint, key)
+            raise InputError(str(query.weights), f"{problem}, and the query asks for {classes:.150}", hint, key)
         if not set(query.classes) <= set(names):
             text = f"its classes (`{stated.key}`) are {join_names(names, 4) or 'in a form that is not read'}"
             add_note(f"{query.weights}: {key}", f"{text}; the query's are others", "check that their order is the same")
 
 
-def _check_values(source: Source, key: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _check_values(source: Source, key: str, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
     """Raise InputError for values that are not finite, or that the module's own dtype cannot hold."""
     for name, tensor in state.items():
-        if not own[name].is_floating_point():
+        if not model_state[name].is_floating_point():
             continue
         if not tensor.is_floating_point():
-            given, wanted = (str(one.dtype).removeprefix("torch.") for one in (tensor, own[name]))
-            raise InputError(str(source), f"{name} holds {given} and should hold {wanted}", PLAIN_DTYPE, key)
-        if not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
+            file_dtype, model_dtype = (
+                str(tensor.dtype).removeprefix("torch.") for tensor in (tensor, model_state[name])
+            )
+            raise InputError(str(source), f"{name} holds {file_dtype} and should hold {model_dtype}", PLAIN_DTYPE, key)
+        if not bool(torch.isfinite(tensor.to(model_state[name].dtype)).all()):
             raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
 
 
 # Notes
 
 
-def _conversions(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+def _conversions(tensors: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> list[str]:
     """How many tensors change their dtype as they are loaded."""
-    pairs = [(str(tensor.dtype), str(own[name].dtype)) for name, tensor in tensors.items() if not _is_counter(name)]
+    pairs = [
+        (str(tensor.dtype), str(model_state[name].dtype)) for name, tensor in tensors.items() if not _is_counter(name)
+    ]
     return [
         f"{pairs.count(pair)} tensors converted from {pair[0]} to {pair[1]}".replace("torch.", "")
         for pair in sorted(set(pairs))
