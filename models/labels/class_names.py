@@ -76,8 +76,8 @@ def find_other_names(values: Mapping[str, Any]) -> StatedNames | None:
     stated = find_names(values)
     if stated is None:
         return None
-    rest = {key: value for key, value in values.items() if key not in (stated.key, ASKED)}
-    other = find_names(rest)
+    remaining = {key: value for key, value in values.items() if key not in (stated.key, ASKED)}
+    other = find_names(remaining)
     return other if other and other.names and other.names != stated.names else None
 
 

@@ -131,8 +131,8 @@ class _CocoAnnotation(BaseModel):
 
     def pose(self) -> Pose | None:
         """The points, of which at least one is labelled; None where there are none."""
-        given = self.keypoints or []
-        points = tuple((x, y, seen) for x, y, seen in zip(given[::3], given[1::3], given[2::3], strict=False))
+        values = self.keypoints or []
+        points = tuple((x, y, seen) for x, y, seen in zip(values[::3], values[1::3], values[2::3], strict=False))
         area = self.area if self.area and np.isfinite(self.area) and self.area > 0 else None
         return Pose(points, area) if any(seen > 0 for _, _, seen in points) else None
 
@@ -159,7 +159,9 @@ class _CocoAnnotation(BaseModel):
                 polygons = self._polygons()
         except NO_SEGMENTATION:
             return ()
-        return tuple(tuple((float(x), float(y)) for x, y in one) for one in polygons if len(one) >= MIN_POINTS)
+        return tuple(
+            tuple((float(x), float(y)) for x, y in polygon) for polygon in polygons if len(polygon) >= MIN_POINTS
+        )
 
     def _mask_size(self) -> tuple[int, int]:
         height, width = (int(side) for side in self.segmentation["size"])
@@ -171,7 +173,11 @@ class _CocoAnnotation(BaseModel):
 
 
 def _drop_empty_bbox(value: Any) -> Any:
-    return {key: one for key, one in value.items() if key != "bbox" or one} if isinstance(value, dict) else value
+    return (
+        {key: content for key, content in value.items() if key != "bbox" or content}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 class _Coco(BaseModel):
@@ -199,14 +205,14 @@ def list_coco(folder: Path, kind: str) -> dict[str, CocoFile]:
     for path in (path for part in parts if part.is_dir() for path in sorted(part.iterdir())):
         if path.name in COCO_NAMES or (path.suffix.lower() == ".json" and _is_coco(path)):
             files.setdefault(_split_of(path), []).append(path)
-    found = {split: _choose_file(folder, paths, kind) for split, paths in files.items()}
-    if len(found) > 1 and "" in found:
-        problem = f"holds annotations with a split and without one: {found[''].name}"
+    chosen = {split: _choose_file(folder, paths, kind) for split, paths in files.items()}
+    if len(chosen) > 1 and "" in chosen:
+        problem = f"holds annotations with a split and without one: {chosen[''].name}"
         raise InputError(folder, problem, "name the split in each file's name, as train.json", "data")
-    places = {split: _find_pictures(folder, path, split) for split, path in found.items()}
+    places = {split: _find_pictures(folder, path, split) for split, path in chosen.items()}
     return {
         split: CocoFile(path, places[split], list(places.values()).count(places[split]) > 1)
-        for split, path in found.items()
+        for split, path in chosen.items()
     }
 
 
@@ -229,12 +235,12 @@ def _choose_file(folder: Path, paths: Sequence[Path], kind: str) -> Path:
     if len(paths) == 1:
         return paths[0]
     for chosen in (
-        [one for one in paths if one.stem.startswith(kind)],
-        [one for one in paths if one.name in COCO_NAMES],
+        [path for path in paths if path.stem.startswith(kind)],
+        [path for path in paths if path.name in COCO_NAMES],
     ):
         if len(chosen) == 1:
             return chosen[0]
-    problem = f"holds several files of annotations: {join_names([one.name for one in paths], 4)}"
+    problem = f"holds several files of annotations: {join_names([path.name for path in paths], 4)}"
     raise InputError(folder, problem, "keep one, or one for each split, as train.json", "data")
 
 
@@ -242,13 +248,13 @@ def _find_pictures(folder: Path, path: Path, split: str) -> Path:
     """The folder that holds the first picture of a file, or `images`, or the data folder itself."""
     match = re.search(rb'"file_name"\s*:\s*"((?:[^"\\]|\\.)+)"', path.read_bytes())
     name = match[1].decode("utf-8", "replace").replace("\\/", "/").replace("\\", "/") if match else ""
-    named = [*sorted(folder.glob("images/*/")), *sorted(folder.glob("*/"))]
-    places = [place for place in named if place.name.lower().startswith(SPLIT_NAMES.get(split, ()))]
-    places += [place for place in named if place.name.lower() in PICTURE_FOLDERS]
+    folders = [*sorted(folder.glob("images/*/")), *sorted(folder.glob("*/"))]
+    places = [place for place in folders if place.name.lower().startswith(SPLIT_NAMES.get(split, ()))]
+    places += [place for place in folders if place.name.lower() in PICTURE_FOLDERS]
     places += [folder, path.parent]
     last = name.rpartition("/")[2]
-    for one in dict.fromkeys((name, last)):
-        holders = [place for place in places if one and (place / one).is_file()]
+    for relative in dict.fromkeys((name, last)):
+        holders = [place for place in places if relative and (place / relative).is_file()]
         if holders:
             return holders[0]
     return places[0]
@@ -289,11 +295,11 @@ def read_coco(
     }
     note_turned(path, list(pictures.values()))
     names_by_id = {number: category.name for number, category in categories.items()}
-    rows = [_row(index, one, pictures, names_by_id) for index, one in enumerate(coco.annotations)]
+    rows = [_row(index, annotation, pictures, names_by_id) for index, annotation in enumerate(coco.annotations)]
     if with_points:
         _take_poses(path, rows, coco.annotations, sources, query)
-    for row, one in zip(rows, coco.annotations, strict=True) if with_outlines else ():
-        row.outline = () if row.is_crowd else one.outline()
+    for row, annotation in zip(rows, coco.annotations, strict=True) if with_outlines else ():
+        row.outline = () if row.is_crowd else annotation.outline()
     source = BoxSource(path, "annotations.bbox", BoxForm.SIZE, "pixels", COCO_HINT)
     return collect_labels(source, rows, list(pictures.values()), sources, query, with_outlines)
 
@@ -302,55 +308,62 @@ def _take_poses(
     path: Path, rows: Sequence[BoxRow], annotations: Sequence[_CocoAnnotation], sources: Mapping[str, str], query: str
 ) -> None:
     """Give the rows their points; one without any is ignored like a crowd. InputError where there are none at all."""
-    own = [(row, one.pose()) for row, one in zip(rows, annotations, strict=True) if row.name in sources]
-    widths = {len(pose.points) for _, pose in own if pose}
+    posed = [(row, annotation.pose()) for row, annotation in zip(rows, annotations, strict=True) if row.name in sources]
+    widths = {len(pose.points) for _, pose in posed if pose}
     if len(widths) != 1:
         problem = f"objects have {' and '.join(map(str, sorted(widths)))} points" if widths else "has no keypoints"
         raise InputError(path, f"{problem} (query {query})", "give all the same", "annotations.keypoints")
-    for row, pose in own:
+    for row, pose in posed:
         row.pose, row.is_crowd = pose, row.is_crowd or pose is None
-    if bare := sum(pose is None and not row.reason for row, pose in own):
-        add_note(path, f"{bare} of {len(own)} objects have no labelled point (query {query}) and are ignored")
+    if bare := sum(pose is None and not row.reason for row, pose in posed):
+        add_note(path, f"{bare} of {len(posed)} objects have no labelled point (query {query}) and are ignored")
 
 
 def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[Id, Any]:
-    found = {entry.id: entry for entry in entries}
-    if len(found) < len(entries):
+    by_id = {entry.id: entry for entry in entries}
+    if len(by_id) < len(entries):
         raise InputError(path, "an id occurs twice", COCO_HINT, f"{key}.id")
-    return found
+    return by_id
 
 
 def _find_files(source: CocoFile, images: Mapping[Id, _CocoImage]) -> dict[Id, Path]:
     """The file of each picture: at its file_name, or under the last part of that in the folder."""
     path, folder = source.path, source.pictures
-    found: dict[Id, Path] = {}
+    files: dict[Id, Path] = {}
     missing, moved = [], []
     for number, image in images.items():
         name = image.file_name.replace("\\", "/")
-        own, last = PurePosixPath(name), name.rpartition("/")[2]
+        relative, last = PurePosixPath(name), name.rpartition("/")[2]
         bare = unquote(name.partition("?")[0]).rpartition("/")[2]
-        within = [] if own.is_absolute() or ".." in own.parts else [name]
-        file = next((folder / one for one in (*within, last, bare) if one and os.path.isfile(folder / one)), None)
+        within = [] if relative.is_absolute() or ".." in relative.parts else [name]
+        file = next(
+            (
+                folder / candidate
+                for candidate in (*within, last, bare)
+                if candidate and os.path.isfile(folder / candidate)
+            ),
+            None,
+        )
         if file is None:
             missing.append(image.file_name)
         else:
-            found[number] = file
+            files[number] = file
             if not within or file != folder / name:
                 moved.append(f"{image.file_name} is read as {folder.name}/{file.name}")
     if missing:
         problem = f"{len(missing)} of {len(images)} pictures are not in {folder}: {join_names(missing, 3)}"
         raise InputError(path, problem, "put them there, or take them and their annotations out", "images.file_name")
-    twice = [file for file, count in Counter(found.values()).items() if count > 1]
+    twice = [file for file, count in Counter(files.values()).items() if count > 1]
     if twice:
-        problem = f"{len(twice)} pictures are listed more than once: {join_names([one.name for one in twice], 3)}"
+        problem = f"{len(twice)} pictures are listed more than once: {join_names([file.name for file in twice], 3)}"
         raise InputError(path, problem, "list each once, with all of its annotations", "images.file_name")
     if moved:
         add_note(path, f"{len(moved)} file names have another folder before them: {moved[0]}")
-    used = set(found.values())
+    used = set(files.values())
     if not source.is_shared and (unused := [file.name for file in list_pictures(folder) if file not in used]):
         text = f"{len(unused)} pictures of {folder.name} are not listed and are left out: {join_names(unused, 3)}"
         add_note(path, text, "list them, also those without objects")
-    return found
+    return files
 
 
 def _find_scales(
@@ -366,13 +379,13 @@ def _find_scales(
         (width, height, orientation), name = sizes[number], files[number].name
         if image.width is None or image.height is None:
             continue
-        given = (image.width, image.height)
-        text = f"{name} has {width} x {height} pixels, the file says {given[0]:.0f} x {given[1]:.0f}"
-        if (width, height) == given:
+        stated = (image.width, image.height)
+        text = f"{name} has {width} x {height} pixels, the file says {stated[0]:.0f} x {stated[1]:.0f}"
+        if (width, height) == stated:
             continue
         # Sides that were rounded differ by a pixel.
-        if abs(width * given[1] - height * given[0]) <= max(width, height, *given):
-            scales[number] = (width / given[0], height / given[1])
+        if abs(width * stated[1] - height * stated[0]) <= max(width, height, *stated):
+            scales[number] = (width / stated[0], height / stated[1])
             scaled.append(text)
         else:
             odd.append(text + (" (an EXIF tag turns it)" if orientation >= 5 else ""))
@@ -386,24 +399,28 @@ def _find_scales(
     return scales
 
 
-def _row(index: int, one: _CocoAnnotation, pictures: Mapping[Id, BoxedPicture], categories: Mapping[Id, str]) -> BoxRow:
-    picture, name, box = pictures.get(one.image_id), categories.get(one.category_id), one.box()
+def _row(
+    index: int, annotation: _CocoAnnotation, pictures: Mapping[Id, BoxedPicture], categories: Mapping[Id, str]
+) -> BoxRow:
+    picture, name, box = pictures.get(annotation.image_id), categories.get(annotation.category_id), annotation.box()
     missing = {LeftOut.PICTURE: picture, LeftOut.CATEGORY: name, LeftOut.NO_BOX: box}
-    reason = next((reason for reason, found in missing.items() if found is None), None)
+    reason = next((reason for reason, value in missing.items() if value is None), None)
     where = f"annotations[{index}]"
-    return BoxRow(where, picture or NO_PICTURE, name or "", box or NO_BOX, one.is_uncounted(), reason)
+    return BoxRow(where, picture or NO_PICTURE, name or "", box or NO_BOX, annotation.is_uncounted(), reason)
 
 
 def _account_for_keys(path: Path, document: Any, query: str) -> None:
     """Note each key of known meaning that is not read, with how many hold it; InputError for those that cannot be."""
     for part, keys in UNREAD_KEYS.items():
-        entries = [one for one in document.get(part, ()) if isinstance(one, dict)]
+        entries = [entry for entry in document.get(part, ()) if isinstance(entry, dict)]
         for key, (reading, hint) in keys.items():
             unset = USUAL_MODES if key == "bbox_mode" else UNSET
-            holders = [one for one in entries if key.partition(".")[0] in one and _value_of(one, key) not in unset]
+            holders = [
+                entry for entry in entries if key.partition(".")[0] in entry and _value_of(entry, key) not in unset
+            ]
             if not holders:
                 continue
-            if reading == SPLITS_WITHIN and len({_value_of(one, key) for one in holders}) == 1:
+            if reading == SPLITS_WITHIN and len({_value_of(holder, key) for holder in holders}) == 1:
                 continue
             text = f"{len(holders)} of {len(entries)} {part} have `{key}`: {reading} (query {query})"
             if key in REFUSED_KEYS:

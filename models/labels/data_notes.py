@@ -28,18 +28,18 @@ UNIT_AND_TIME = re.compile("(.*?)__([0-9]{1,15})")
 """In the stem of a file: clip or track, and milliseconds into it."""
 
 
-def note_unread(folder: Path, known: Collection[str], hint: str) -> None:
-    """Note the folders and pictures of a folder whose names are not `known`."""
+def note_unread(folder: Path, names_read: Collection[str], hint: str) -> None:
+    """Note the folders and pictures of a folder whose names are not `names_read`."""
     unread = [
         f"{path.name}/" if path.is_dir() else path.name
         for path in folder.iterdir()
-        if path.name not in known
+        if path.name not in names_read
         and not path.name.startswith(".")
         and (path.is_dir() or path.suffix.lower() in SUFFIXES)
     ]
     if unread:
         names = join_names(sorted(unread), MAX_NAMES)
-        add_note(folder, f"is read only in {join_names(known, MAX_NAMES)}; left out: {names}", hint)
+        add_note(folder, f"is read only in {join_names(names_read, MAX_NAMES)}; left out: {names}", hint)
 
 
 def note_copies(where: Path, pictures: Sequence[LabelledPicture]) -> None:
@@ -58,10 +58,10 @@ def note_copies(where: Path, pictures: Sequence[LabelledPicture]) -> None:
 
 def find_copies(pictures: Sequence[Path], earlier: Collection[Path]) -> float:
     """The part of pictures that are in `earlier` splits too, byte for byte."""
-    own = set(pictures)
-    again = own & set(earlier)
-    for paths in _group_equal([*own, *(path for path in earlier if path not in own)]):
-        within = own.intersection(paths)
+    pictures_of_split = set(pictures)
+    again = pictures_of_split & set(earlier)
+    for paths in _group_equal([*pictures_of_split, *(path for path in earlier if path not in pictures_of_split)]):
+        within = pictures_of_split.intersection(paths)
         if len(within) < len(paths):
             again |= within
     return len(again) / len(pictures)
@@ -71,10 +71,10 @@ def _group_equal(paths: Sequence[Path]) -> list[list[Path]]:
     """Groups of equal files; those of equal size and samples alone are read, once while they stay as they are."""
     groups = [list(paths)]
     for digest in (_size_digest, _sample_digest, _whole_digest):
-        alike: dict[bytes, list[Path]] = defaultdict(list)
+        by_digest: dict[bytes, list[Path]] = defaultdict(list)
         for path in (path for group in groups for path in group):
-            alike[digest(path)].append(path)
-        groups = [group for group in alike.values() if len(group) > 1]
+            by_digest[digest(path)].append(path)
+        groups = [group for group in by_digest.values() if len(group) > 1]
     return groups
 
 
@@ -100,10 +100,10 @@ def _digest_file(path: Path, nbytes: int, changed_ns: int) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
-def note_names(pictures: Sequence[Path], named: int) -> None:
+def note_names(pictures: Sequence[Path], timed: int) -> None:
     """Note that only some names tell a unit and a time, so that none is used."""
     folder = os.path.commonpath([path.parent for path in pictures])
-    text = f"{len(pictures) - named} of {len(pictures)} file names are not <unit>__<milliseconds>"
+    text = f"{len(pictures) - timed} of {len(pictures)} file names are not <unit>__<milliseconds>"
     add_note(folder, f"{text}; all count as ten blocks at one frame a second", "rename them, or take them out")
 
 
@@ -119,12 +119,14 @@ def note_shapes(query: Query, sizes: Collection[Size], is_cut_out: bool) -> None
     camera_size = query.region.least_frame()
     if query.roi is not None and is_cut_out and min(camera_size) > 0:
         x0, y0, x1, y1 = query.region.pixels(camera_size)
-        wanted = (x1 - x0, y1 - y0)
-        odd = max((narrow, wide), key=lambda size: abs(_proportion(size) / _proportion(wanted) - 1))
-        if not 1 / SHAPE_TOLERANCE <= _proportion(odd) / _proportion(wanted) <= SHAPE_TOLERANCE:
+        roi_size = (x1 - x0, y1 - y0)
+        odd = max((narrow, wide), key=lambda size: abs(_proportion(size) / _proportion(roi_size) - 1))
+        if not 1 / SHAPE_TOLERANCE <= _proportion(odd) / _proportion(roi_size) <= SHAPE_TOLERANCE:
             text = f"labelled frames of {_text(odd)} pixels are used whole, the roi of query {query.id} is"
             add_note(
-                query.data, f"{text} {_text(wanted)}", "cut the roi out of each frame and its labels, or correct `roi`"
+                query.data,
+                f"{text} {_text(roi_size)}",
+                "cut the roi out of each frame and its labels, or correct `roi`",
             )
 
 

@@ -75,10 +75,10 @@ BOXES_HINT = (
 def refuse_labels(query: Query, data: Path) -> None:
     """Raise InputError where label-like files lie in or beside data in which no layout was found."""
     if data.is_dir():
-        pictures, others = list_label_files(data)
+        pictures, candidates = list_label_files(data)
         beside = _list_beside(data)
         masks = _find_masks(pictures)
-        labels = masks or _find_label_files(pictures, others, beside, data)
+        labels = masks or _find_label_files(pictures, candidates, beside, data)
     else:
         pictures, masks = [data], []
         # A YAML file beside a clip is the workload or the box that plays it.
@@ -94,7 +94,7 @@ def refuse_labels(query: Query, data: Path) -> None:
 
 def list_label_files(data: Path) -> tuple[list[Path], list[Path]]:
     """The pictures below a folder, and the other files that may hold labels; hidden ones are left out."""
-    pictures, others = list[Path](), list[Path]()
+    pictures, candidates = list[Path](), list[Path]()
     for folder, folders, names in os.walk(data):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
@@ -102,21 +102,21 @@ def list_label_files(data: Path) -> tuple[list[Path], list[Path]]:
             if suffix in SUFFIXES:
                 pictures.append(path)
             elif suffix in TEXT_SUFFIXES | TABLES_OF_LABELS | MAYBE_LABELS:
-                others.append(path)
-    return pictures, others[:MAX_FILES]
+                candidates.append(path)
+    return pictures, candidates[:MAX_FILES]
 
 
 def _list_beside(data: Path) -> list[Path]:
     """Files beside the data, and in folders of labels beside them."""
-    found = list[Path]()
+    files = list[Path]()
     for path in sorted(data.parent.iterdir()):
         if path == data or path.name.startswith("."):
             continue
         if path.is_file() and path.suffix.lower() in TEXT_SUFFIXES:
-            found.append(path)
+            files.append(path)
         elif path.is_dir() and path.name.lower() in LABEL_FOLDERS:
-            found += list_label_files(path)[1]
-    return found[:MAX_FILES]
+            files += list_label_files(path)[1]
+    return files[:MAX_FILES]
 
 
 def _find_label_files(
@@ -125,13 +125,13 @@ def _find_label_files(
     """The files of labels. Beside the data a format alone says nothing, save in a folder of labels beside `images`."""
     stems = {name for path in pictures for name in (path.stem, path.name)}
     names = [path.name.encode() for path in pictures[:: max(1, len(pictures) // MAX_NAMES)]]
-    found = list[Path]()
+    label_files = list[Path]()
     for path in within:
         head = _read_head(path)
         is_format = any(re.search(pattern, head, re.DOTALL) for _, pattern in FORMATS)
         is_named = path.stem in stems or LABEL_WORDS.search(path.stem) or path.parent.name.lower() in LABEL_FOLDERS
         if path.suffix.lower() in TABLES_OF_LABELS or is_named or is_format or _names_pictures(head, names):
-            found.append(path)
+            label_files.append(path)
     is_generic = data.name.lower() in PICTURE_FOLDERS
     for path in beside:
         head = _read_head(path)
@@ -139,8 +139,8 @@ def _find_label_files(
         is_near = path.parent != data.parent and is_generic
         is_twin = path.stem in stems and (path.parent != data.parent or path.stem == data.stem)
         if _names_pictures(head, names) or (is_format and (is_near or is_twin)):
-            found.append(path)
-    return found
+            label_files.append(path)
+    return label_files
 
 
 def _read_head(path: Path) -> bytes:

@@ -90,11 +90,11 @@ def find_layout(query: Query) -> Layout | None:
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """The folder of each split that there is one for, whatever it is called."""
-    named = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
-    found = {
-        split: next((named[name] for name in names if name in named), None) for split, names in SPLIT_NAMES.items()
+    folders = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
+    chosen = {
+        split: next((folders[name] for name in names if name in folders), None) for split, names in SPLIT_NAMES.items()
     }
-    return {split: path for split, path in found.items() if path}
+    return {split: path for split, path in chosen.items() if path}
 
 
 def _of_split(splits: Mapping[str, Path], name: str, query: Query) -> Path:
@@ -133,12 +133,12 @@ def _find_classes(query: Query, data: Path) -> Layout | None:
         return _class_splits(query, data, splits)
     if any((data / name).is_dir() for name in query.sources):
         return _without_splits(query, data, lambda: _read_classes(query, data))
-    others = sorted(path.name for path in data.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if len(others) > 1 and not any(DIGIT.search(name) for name in others):  # those of cameras and days are numbered
-        problem = f"its folders ({join_names(others, 3)}) are no classes of query {query.id}"
+    folders = sorted(path.name for path in data.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(folders) > 1 and not any(DIGIT.search(name) for name in folders):  # those of cameras and days are numbered
+        problem = f"its folders ({join_names(folders, 3)}) are no classes of query {query.id}"
         raise InputError(data, problem, f"name them in `classes`, as {{class: label}} or as they are, {ASKED}", "data")
-    if others:
-        text = f"is read without labels: its folders ({join_names(others, 3)}) are no classes of query {query.id}"
+    if folders:
+        text = f"is read without labels: its folders ({join_names(folders, 3)}) are no classes of query {query.id}"
         add_note(data, text, "if they are, name them in `classes`")
     return None
 
@@ -153,14 +153,14 @@ def _class_splits(query: Query, data: Path, splits: Mapping[str, Path]) -> Layou
 def _read_classes(query: Query, folder: Path) -> list[LabelledPicture]:
     """The pictures of a folder of classes, in natural order of their names whatever their class."""
     note_unread(folder, tuple(query.sources), f"if they are classes of query {query.id}, name them in `classes`")
-    found: list[tuple[Path, LabelledPicture]] = []
+    pictures: list[tuple[Path, LabelledPicture]] = []
     for name, label in query.sources.items():
         files = list_all_pictures(folder / name, nested=True)
         if not files:
             hint = "add frames of it, or take it out of `classes`"
             raise InputError(folder / name, f"no frames of class '{name}' (query {query.id})", hint, "data")
-        found += [(file.relative_to(folder / name), LabelledPicture(file, label)) for file in files]
-    return [picture for _, picture in sorted(found, key=lambda item: natural_key(item[0]))]
+        pictures += [(file.relative_to(folder / name), LabelledPicture(file, label)) for file in files]
+    return [picture for _, picture in sorted(pictures, key=lambda item: natural_key(item[0]))]
 
 
 # Tables
@@ -170,9 +170,9 @@ def _find_label_sets(query: Query, data: Path) -> Layout | None:
     """Frames with any number of classes: a table, or one in the folder of each split."""
 
     def read(folder: Path) -> list[LabelledPicture]:
-        if (found := _open_table(query, folder)) is None:
+        if (table := _open_table(query, folder)) is None:
             raise InputError(folder, f"holds no table of labels (query {query.id})", SETS_HINT, "data")
-        return [picture for _, picture in _read_rows(query, *found)]
+        return [picture for _, picture in _read_rows(query, *table)]
 
     splits = {} if data.is_file() else find_splits(data)
     has_tables = any(file.suffix.lower() in TABLE_SUFFIXES for path in splits.values() for file in path.iterdir())
@@ -182,8 +182,8 @@ def _find_label_sets(query: Query, data: Path) -> Layout | None:
 
 
 def _find_table(query: Query, data: Path) -> Layout | None:
-    found = _open_table(query, data)
-    return _table_layout(query, *found) if found else None
+    table = _open_table(query, data)
+    return _table_layout(query, *table) if table else None
 
 
 def _open_table(query: Query, data: Path) -> tuple[Path, list[_Row]] | None:
@@ -194,10 +194,12 @@ def _open_table(query: Query, data: Path) -> tuple[Path, list[_Row]] | None:
     files = [data] if data.is_file() else sorted(data.iterdir())
     for path in (path for path in files if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()):
         header, rows = _read_table(path)
-        places = {name: next((at for at, one in enumerate(header) if one in COLUMNS[name]), None) for name in COLUMNS}
+        places = {
+            name: next((at for at, title in enumerate(header) if title in COLUMNS[name]), None) for name in COLUMNS
+        }
         if places["path"] is not None and places["label"] is not None:
-            if others := [name for at, name in enumerate(header) if at not in places.values() and name]:
-                add_note(path, f"its columns {join_names(others, 3)} are not read")
+            if unread := [name for at, name in enumerate(header) if at not in places.values() and name]:
+                add_note(path, f"its columns {join_names(unread, 3)} are not read")
             return path, [_Row(*(_cell(row, at) for at in places.values())) for row in rows]
         columns = {name: header.index(name.lower()) for name in query.sources if name.lower() in header}
         if query.multi_label and places["path"] is not None and columns:
@@ -274,17 +276,17 @@ class _RowLines:
 
 def _table_layout(query: Query, path: Path, rows: Sequence[_Row]) -> Layout:
     names = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-    given = {row.split for row in rows}
-    if given <= {""}:
+    splits = {row.split for row in rows}
+    if splits <= {""}:
         return _without_splits(query, path, lambda: [picture for _, picture in _read_rows(query, path, rows)])
-    if unknown := sorted(split for split in given if split.lower() not in names):
+    if unknown := sorted(split for split in splits if split.lower() not in names):
         problem = f"has rows of the split '{unknown[0]}'" if unknown[0] else "has rows without a split"
         raise InputError(path, problem, f"write one of {join_names(SPLITS)}", "data")
 
     read_all = cache(partial(_read_rows, query, path, rows))
 
     def read_split(name: str) -> list[LabelledPicture]:
-        return [one for row, one in read_all() if names[row.split.lower()] == name]
+        return [picture for row, picture in read_all() if names[row.split.lower()] == name]
 
     return Layout(path, read_split, lambda name: [picture.path for picture in read_split(name)])
 
@@ -294,16 +296,16 @@ def _read_rows(query: Query, path: Path, rows: Sequence[_Row]) -> list[tuple[_Ro
     if left_out := Counter(row.label or "without a label" for row in rows if _label(query, row.label) is None):
         text = f"{left_out.total()} of {len(rows)} rows are left out: {join_names(list(left_out), 5)}"
         add_note(path, text, f"if these are classes of query {query.id}, name them in `classes`")
-    found: dict[Path, tuple[_Row, LabelledPicture]] = {}
+    pictures: dict[Path, tuple[_Row, LabelledPicture]] = {}
     missing, twice = [], 0
     for row, label in ((row, label) for row in rows if (label := _label(query, row.label)) is not None):
-        given = path.parent / row.path.replace("\\", "/")
-        files = (given, *(Path(f"{given}{suffix}") for suffix in sorted(SUFFIXES)))
-        if (file := next((one for one in files if one.is_file()), None)) is None:
+        listed = path.parent / row.path.replace("\\", "/")
+        files = (listed, *(Path(f"{listed}{suffix}") for suffix in sorted(SUFFIXES)))
+        if (file := next((candidate for candidate in files if candidate.is_file()), None)) is None:
             missing.append(row.path)
             continue
-        twice += file in found
-        first, _ = found.setdefault(file, (row, LabelledPicture(file, label, unit=row.unit)))
+        twice += file in pictures
+        first, _ = pictures.setdefault(file, (row, LabelledPicture(file, label, unit=row.unit)))
         if (_label(query, first.label), first.split) != (label, row.split):
             raise InputError(path, f"has two rows that differ for {row.path}", "keep one row a picture", "data")
     if missing:
@@ -311,15 +313,15 @@ def _read_rows(query: Query, path: Path, rows: Sequence[_Row]) -> list[tuple[_Ro
         raise InputError(path, problem, "paths are relative to the table's folder; put them there", "data")
     if twice:
         add_note(path, f"{twice} rows repeat others and are left out")
-    return sorted(found.values(), key=lambda item: natural_key(item[1].path))
+    return sorted(pictures.values(), key=lambda item: natural_key(item[1].path))
 
 
 def _label(query: Query, text: str) -> GroundTruth | None:
     """The query's class of a label, or its classes of several; None where it has no such class."""
     if not query.multi_label:
         return query.sources.get(text)
-    given = {query.sources[name] for part in SEPARATORS.split(text) if (name := part.strip()) in query.sources}
-    return LabelSet(tuple(name for name in query.classes if name in given))
+    shown = {query.sources[name] for part in SEPARATORS.split(text) if (name := part.strip()) in query.sources}
+    return LabelSet(tuple(name for name in query.classes if name in shown))
 
 
 # Boxes
@@ -344,15 +346,15 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
         return _named_splits(query, data, coco)
     yolo = find_yolo(data) if query.task != "keypoints" else None
     if yolo:
-        named = {split: yolo.list_files(names) for split, names in SPLIT_NAMES.items()}
+        files_by_split = {split: yolo.list_files(names) for split, names in SPLIT_NAMES.items()}
 
         def read_split(name: str) -> list[LabelledPicture]:
-            if not named[name]:
+            if not files_by_split[name]:
                 raise InputError(yolo.path, f"the split '{name}' is missing (query {query.id})", "add it", "data")
-            return yolo.read(named[name], query.sources, query.id, finds_outlines(query))
+            return yolo.read(files_by_split[name], query.sources, query.id, finds_outlines(query))
 
-        if any(named.values()):
-            return Layout(yolo.path, read_split, lambda name: named[name])
+        if any(files_by_split.values()):
+            return Layout(yolo.path, read_split, lambda name: files_by_split[name])
 
         def read_all() -> list[LabelledPicture]:
             return yolo.read(yolo.list_files(()), query.sources, query.id, finds_outlines(query))
@@ -383,14 +385,14 @@ def _find_object_files(query: Query, data: Path, splits: Mapping[str, Path]) -> 
         return _in_splits(query, data, splits, read, lambda folder: [picture.path for picture in read(folder)])
     if not data.is_dir() or not has_object_files(data):
         return None
-    named = find_picture_splits(data)
-    if not named:
+    split_of = find_picture_splits(data)
+    if not split_of:
         return _without_splits(query, data, lambda: read(data))
 
     def read_split(name: str) -> list[LabelledPicture]:
-        return [picture for picture in read(data) if named.get(picture.path) == name]
+        return [picture for picture in read(data) if split_of.get(picture.path) == name]
 
-    return Layout(data, read_split, lambda name: [path for path, split in named.items() if split == name])
+    return Layout(data, read_split, lambda name: [path for path, split in split_of.items() if split == name])
 
 
 def _named_splits(query: Query, data: Path, files: Mapping[str, CocoFile]) -> Layout:
@@ -413,12 +415,12 @@ def _read_coco(query: Query, folder: Path, kind: str) -> list[LabelledPicture]:
     """The pictures of a split's folder, which has one file of annotations."""
     files = list_coco(folder, kind) or {"": CocoFile(folder / "annotations.json", folder / IMAGES)}
     if len(files) > 1:
-        problem = f"holds several files of annotations: {join_names([one.path.name for one in files.values()], 3)}"
+        problem = f"holds several files of annotations: {join_names([file.path.name for file in files.values()], 3)}"
         raise InputError(folder, problem, "keep that of this split", "data")
     (file,) = files.values()
     if file.pictures != folder and file.path.parent == folder:
-        known = (file.pictures.name, file.path.name)
-        note_unread(folder, known, f"put pictures in {known[0]}, boxes in {known[1]}")
+        names = (file.pictures.name, file.path.name)
+        note_unread(folder, names, f"put pictures in {names[0]}, boxes in {names[1]}")
     return _read_annotations(query, file)
 
 
@@ -449,14 +451,14 @@ def _find_identities(query: Query, data: Path) -> Layout | None:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def list_files(folder: Path) -> list[Path]:
-        return [file for one in folders(folder) for file in list_all_pictures(one, nested=True)]
+        return [file for identity in folders(folder) for file in list_all_pictures(identity, nested=True)]
 
     def read(folder: Path) -> list[LabelledPicture]:
-        found = []
+        pictures = []
         for file in list_files(folder):
             identity, unit = file.relative_to(folder).parts[0], UNIT_AND_TIME.match(file.stem)
-            found.append(LabelledPicture(file, IdentityLabel(identity, unit[1] if unit else str(file))))
-        return sorted(found, key=lambda picture: natural_key(picture.path))
+            pictures.append(LabelledPicture(file, IdentityLabel(identity, unit[1] if unit else str(file))))
+        return sorted(pictures, key=lambda picture: natural_key(picture.path))
 
     splits = find_splits(data)
     if splits:
@@ -481,13 +483,17 @@ def _without_splits(query: Query, where: Path, read: Callable[[], list[LabelledP
     def cut() -> dict[str, list[LabelledPicture]]:
         pictures = read()
         kinds = _cut(pictures)
-        parts = {split: [one for one, kind in zip(pictures, kinds, strict=True) if kind == split] for split in SPLITS}
+        parts = {
+            split: [picture for picture, kind in zip(pictures, kinds, strict=True) if kind == split] for split in SPLITS
+        }
         sizes = " / ".join(str(len(part)) for part in parts.values())
         add_note(where, f"has no splits: its {len(pictures)} pictures are cut in order into {sizes} (query {query.id})",
                  "give train, val and test, disjoint in time")  # fmt: skip
         return parts
 
-    return Layout(where, lambda name: cut()[name], lambda name: [one.path for one in cut()[name]], has_splits=False)
+    return Layout(
+        where, lambda name: cut()[name], lambda name: [picture.path for picture in cut()[name]], has_splits=False
+    )
 
 
 def _cut(pictures: Sequence[LabelledPicture]) -> list[str]:
@@ -495,8 +501,10 @@ def _cut(pictures: Sequence[LabelledPicture]) -> list[str]:
 
     A class of fewer than three clips is cut within them. Classes that share a clip are cut together.
     """
-    clips = [one.unit or (match[1] if (match := UNIT_AND_TIME.match(one.path.stem)) else "") for one in pictures]
-    kinds = [one.label if isinstance(one.label, str) else "" for one in pictures]
+    clips = [
+        picture.unit or (match[1] if (match := UNIT_AND_TIME.match(picture.path.stem)) else "") for picture in pictures
+    ]
+    kinds = [picture.label if isinstance(picture.label, str) else "" for picture in pictures]
     labels_of_clip: dict[str, set[str]] = defaultdict(set)
     for clip, kind in zip(clips, kinds, strict=True):
         labels_of_clip[clip].add(kind)
@@ -505,14 +513,14 @@ def _cut(pictures: Sequence[LabelledPicture]) -> list[str]:
     members: dict[str, list[int]] = defaultdict(list)
     for at, kind in enumerate(kinds):
         members[kind].append(at)
-    found = [""] * len(pictures)
-    for own in members.values():
-        named = {clips[at] for at in own if clips[at]}
-        whole = len(named) >= MIN_GROUPS and all(clips[at] for at in own)
-        groups = list(dict.fromkeys(clips[at] if whole else at for at in own))
-        few = max(1, round(LAST_PARTS * len(groups)))
-        bounds = [len(groups) - 2 * few, len(groups) - few]
+    splits = [""] * len(pictures)
+    for indices in members.values():
+        named_clips = {clips[at] for at in indices if clips[at]}
+        whole = len(named_clips) >= MIN_GROUPS and all(clips[at] for at in indices)
+        groups = list(dict.fromkeys(clips[at] if whole else at for at in indices))
+        part_size = max(1, round(LAST_PARTS * len(groups)))
+        bounds = [len(groups) - 2 * part_size, len(groups) - part_size]
         places = {group: SPLITS[bisect_right(bounds, place)] for place, group in enumerate(groups)}
-        for at in own:
-            found[at] = places[clips[at] if whole else at]
-    return found
+        for at in indices:
+            splits[at] = places[clips[at] if whole else at]
+    return splits

@@ -51,7 +51,7 @@ def read_masks(
     if missing := [path.name for path in paths if not path.is_file()]:
         problem = f"{len(missing)} of {len(paths)} masks are missing: {join_names(missing, 3)}"
         raise InputError(folder, problem, f"give each picture a mask of its name: {MASK_HINT}", "data")
-    found, shown = list[MaskLabels](), np.zeros(IGNORED + 1, bool)
+    labels, shown = list[MaskLabels](), np.zeros(IGNORED + 1, bool)
     for path, picture in zip(paths, pictures, strict=True):
         mask, size = read_mask(path), read_picture_size(picture)
         if mask.shape != (size.height, size.width):
@@ -62,9 +62,9 @@ def read_masks(
             problem = f"holds the value {odd[0]}, and there are {len(classes)} classes (0 to {len(classes) - 1})"
             raise InputError(path, problem, f"correct `classes`, or the mask: {MASK_HINT}", "classes")
         shown[values] = True
-        found.append(prepare_mask(mask, preprocess))
+        labels.append(prepare_mask(mask, preprocess))
     if len(classes) == 2 and shown[IGNORED] and not shown[1]:
         add_note(folder, f"masks hold 0 and 255 only, so 255 is taken as '{classes[1]}'", "use 1 if 255 is no class")
-        for label in found:
+        for label in labels:
             label.mask[label.mask == IGNORED] = 1
-    return [LabelledPicture(picture, label) for picture, label in zip(pictures, found, strict=True)]
+    return [LabelledPicture(picture, label) for picture, label in zip(pictures, labels, strict=True)]

@@ -110,13 +110,13 @@ def find_picture_splits(folder: Path) -> dict[Path, str]:
     if lists:
         missing = join_names([split for split in SPLIT_NAMES if split not in lists])
         add_note(folder, f"its ImageSets list no {missing}, and are not followed", "add that list")
-    named = {
+    split_of = {
         path: split
         for path in pictures
         for part in path.relative_to(folder).parts[:-1]
         if (split := splits.get(part.lower()))
     }
-    return named if set(named.values()) == set(SPLIT_NAMES) and len(named) == len(pictures) else {}
+    return split_of if set(split_of.values()) == set(SPLIT_NAMES) and len(split_of) == len(pictures) else {}
 
 
 def read_object_files(
@@ -129,17 +129,17 @@ def read_object_files(
     `sources` gives the query's class of each name. Raises InputError for files that are damaged or of several formats,
     for a class that none names, and where more than a few pictures have no file.
     """
-    pictures, others = list_label_files(folder)
-    forms = {path: _form_of(path) for path in others}
-    known = sorted({form for form in forms.values() if form in READERS})
-    if len(known) != 1:
+    pictures, candidates = list_label_files(folder)
+    forms = {path: _form_of(path) for path in candidates}
+    formats = sorted({form for form in forms.values() if form in READERS})
+    if len(formats) != 1:
         return None
-    files = [path for path, form in forms.items() if form == known[0]]
-    readings = READERS[known[0]](pictures, files, others)
+    files = [path for path, form in forms.items() if form == formats[0]]
+    readings = READERS[formats[0]](pictures, files, candidates)
     source = BoxSource(files[0].parent, "data", BoxForm.CORNERS, "pixels", HINT)
     _check_complete(source.path, pictures, readings)
     _note_unused(source.path, readings, query)
-    names = sorted({one.name for reading in readings.values() for one in reading.objects})
+    names = sorted({item.name for reading in readings.values() for item in reading.objects})
     if missing := [name for name in sources if name not in names]:
         problem = f"no object is called '{missing[0]}' (query {query})"
         raise InputError(source.path, problem, f"they are: {join_names(names, 20)}", "classes")
@@ -149,10 +149,10 @@ def read_object_files(
         boxed.append(BoxedPicture(picture, size, _scale_of(reading, size)))
         if reading is None:
             continue
-        for number, one in enumerate(reading.objects, 1):
-            if not one.name:
+        for number, item in enumerate(reading.objects, 1):
+            if not item.name:
                 raise InputError(reading.where, f"object {number} has no class", HINT)
-            rows.append(BoxRow(f"{reading.where.name} object {number}", boxed[-1], one.name, one.box, one.is_crowd))
+            rows.append(BoxRow(f"{reading.where.name} object {number}", boxed[-1], item.name, item.box, item.is_crowd))
     note_turned(source.path, boxed)
     return collect_labels(source, rows, boxed, _with_regions(sources, rows), query, with_outlines)
 
@@ -196,10 +196,10 @@ def _by_picture(
 ) -> Callable[[Sequence[Path], Sequence[Path], Sequence[Path]], Readings]:
     """A reader of formats with a file for each picture, of its name, beside it or in a folder of labels."""
 
-    def read_all(pictures: Sequence[Path], files: Sequence[Path], others: Sequence[Path]) -> Readings:
+    def read_all(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]) -> Readings:
         folders, suffixes = {file.parent for file in files}, {file.suffix for file in files}
         by_stem: dict[str, list[Path]] = defaultdict(list)
-        for path in others:  # an empty file is one without objects
+        for path in candidates:  # an empty file is one without objects
             if path.parent in folders and path.suffix in suffixes:
                 by_stem[path.stem].append(path)
         chosen = {picture: _nearest(picture, by_stem[picture.stem]) for picture in pictures if picture.stem in by_stem}
@@ -238,8 +238,12 @@ def _read_voc(path: Path) -> PictureObjects:
     objects, unused = [], list[str]()
     for item in root.findall("object"):
         name, box = item.findtext("name", "").strip(), item.find("bndbox")
-        unused += [one.tag for one in item if one.tag not in ("name", "bndbox", "difficult") and _says(one.text)]
-        unused += [one.findtext("name", "") for one in item.iter("attribute") if _says(one.findtext("value"))]
+        unused += [
+            field.tag for field in item if field.tag not in ("name", "bndbox", "difficult") and _says(field.text)
+        ]
+        unused += [
+            attribute.findtext("name", "") for attribute in item.iter("attribute") if _says(attribute.findtext("value"))
+        ]
         if box is None:
             raise InputError(path, f"the object '{name}' has no bndbox", HINT)
         sides = (_number(path, key, box.findtext(key)) for key in ("xmin", "ymin", "xmax", "ymax"))
@@ -303,7 +307,7 @@ def _read_kitti(path: Path) -> PictureObjects:
     return PictureObjects(path, objects, unused=unused)
 
 
-def _read_cvat(pictures: Sequence[Path], files: Sequence[Path], others: Sequence[Path]) -> Readings:
+def _read_cvat(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]) -> Readings:
     by_name: dict[str, list[Path]] = defaultdict(list)
     for picture in pictures:
         by_name[picture.name].append(picture)
@@ -314,11 +318,11 @@ def _read_cvat(pictures: Sequence[Path], files: Sequence[Path], others: Sequence
             raise InputError(path, "holds tracks of a video", "export it as CVAT for images, or as COCO", "data")
         for image in root.findall("image"):
             name = image.get("name", "").replace("\\", "/")
-            named = by_name[name.rpartition("/")[2]]
-            if not named:
+            namesakes = by_name[name.rpartition("/")[2]]
+            if not namesakes:
                 raise InputError(path, f"names {name}, which is not there", "put it beside it", "data")
             picture = max(
-                named, key=lambda one: (one.as_posix().endswith(f"/{name}"), image.get("subset") in one.parts)
+                namesakes, key=lambda path: (path.as_posix().endswith(f"/{name}"), image.get("subset") in path.parts)
             )
             if picture in readings:
                 raise InputError(path, f"names {name} twice", "name each picture with its folder", "data")
@@ -360,7 +364,7 @@ def _cvat_box(path: Path, shape: ElementTree.Element) -> Box | None:
     return x - wide, y - high, x + wide, y + high
 
 
-def _read_mot(pictures: Sequence[Path], files: Sequence[Path], others: Sequence[Path]) -> Readings:
+def _read_mot(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]) -> Readings:
     """Rows frame, number, x, y, width, height, confidence, class; every frame of a sequence is described."""
     readings: dict[Path, PictureObjects] = {}
     for path in files:
@@ -372,12 +376,12 @@ def _read_mot(pictures: Sequence[Path], files: Sequence[Path], others: Sequence[
             cells = [_number(path, "a cell", part) for part in line.split(",")]
             if len(cells) < 6:
                 raise InputError(path, f"has a row of {len(cells)} numbers, not 9", HINT)
-            frame, _, x, y, width, height, *rest = cells
-            kind = int(rest[1]) if len(rest) > 2 else 1  # confidence, class and seen since MOT16; before it -1
+            frame, _, x, y, width, height, *extras = cells
+            kind = int(extras[1]) if len(extras) > 2 else 1  # confidence, class and seen since MOT16; before it -1
             name = MOT_CLASSES[kind - 1] if 0 < kind <= len(MOT_CLASSES) else str(kind) if kind > 0 else MOT_CLASSES[0]
             if int(frame) not in by_frame:
                 raise InputError(path, f"describes frame {frame:g}, whose picture is not there", HINT, "data")
-            is_ignored = bool(rest) and rest[0] == 0
+            is_ignored = bool(extras) and extras[0] == 0
             objects[int(frame)].append(ForeignObject(name, (x, y, x + width, y + height), is_ignored))
         for frame, picture in by_frame.items():
             readings[picture] = PictureObjects(path, objects[frame])

@@ -26,21 +26,21 @@ from gemel.models.notes import add_note
 class OverlapConfig:
     """How pictures of two splits are compared.
 
-    `max_share` is the part of a split that may not be apart. `thumb` is the side of grey thumbnails; `alike` is the
-    root mean square of the difference, of 255, below which two show one scene, and `alike_contrast` that as a part of
-    their own deviation, since pictures that were resized differ most at their edges: with four times of it independent
-    frames of one camera, on which one thing moves, are alike, too. A picture is again there if nothing of its own split
-    is `apart` times as near. Neighbours by name belong together where their median difference is below `nearer` times
-    that of any two, in `pairs` of each, at least `min_pairs`; a static clip, in which any two differ by less than
-    `static`, is believed by its names. `checked` and `compared` bound the pictures of a split and of earlier ones whose
-    thumbnails are compared.
+    `max_share` is the part of a split that may not be apart. `thumb` is the side of grey thumbnails;
+    `scene_difference` is the root mean square of the difference, of 255, below which two show one scene, and
+    `scene_contrast` that as a part of their own deviation, since pictures that were resized differ most at their edges:
+    with four times of it independent frames of one camera, on which one thing moves, are alike, too. A picture is again
+    there if nothing of its own split is `isolation` times as near. Neighbours by name belong together where their
+    median difference is below `nearer` times that of any two, in `pairs` of each, at least `min_pairs`; a static clip,
+    in which any two differ by less than `static`, is believed by its names. `checked` and `compared` bound the pictures
+    of a split and of earlier ones whose thumbnails are compared.
     """
 
     max_share: float = 0.05
     thumb: int = 32
-    alike: float = 0.75
-    alike_contrast: float = 0.04
-    apart: float = 2.0
+    scene_difference: float = 0.75
+    scene_contrast: float = 0.04
+    isolation: float = 2.0
     nearer: float = 0.6
     pairs: int = 40
     min_pairs: int = 3
@@ -84,8 +84,8 @@ def note_overlap(where: Path, name: str, paths: Sequence[Path], earlier: Collect
 
 
 def _find_versions(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
-    known = {match[1] for path in earlier if (match := VERSION.match(path.stem))}
-    again = sum(bool(match and match[1] in known) for match in (VERSION.match(path.stem) for path in paths))
+    originals = {match[1] for path in earlier if (match := VERSION.match(path.stem))}
+    again = sum(bool(match and match[1] in originals) for match in (VERSION.match(path.stem) for path in paths))
     return again / len(paths)
 
 
@@ -113,8 +113,8 @@ def _find_between(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
                 series[place[0]].append((place[1], is_earlier, path))
     between, neighbours = 0, list[tuple[Path, Path]]()
     for members in series.values():
-        members.sort(key=lambda one: one[0])
-        places = [place for place, one in enumerate(members) if one[1]]
+        members.sort(key=lambda member: member[0])
+        places = [place for place, member in enumerate(members) if member[1]]
         for place in range(places[0] + 1, places[-1]) if places else ():
             near = [members[at] for at in (place - 1, place + 1) if members[at][1]]
             if near and not members[place][1]:
@@ -127,12 +127,12 @@ def _find_between(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
 def _are_neighbours(pairs: Sequence[tuple[Path, Path]]) -> bool:
     """Whether the two of each pair look more alike than pictures of two pairs."""
     chosen = pairs[:: -(-len(pairs) // OVERLAP.pairs)]
-    left, right = (read_thumbs([pair[side] for pair in chosen]).astype(float) for side in (0, 1))
+    firsts, right = (read_thumbs([pair[side] for pair in chosen]).astype(float) for side in (0, 1))
     if len(chosen) < OVERLAP.min_pairs:
         return False
-    near = float(np.median(np.sqrt(((left - right) ** 2).mean(axis=1))))
-    others = np.roll(right, len(chosen) // 2, axis=0)
-    away = float(np.median(np.sqrt(((left - others) ** 2).mean(axis=1))))
+    near = float(np.median(np.sqrt(((firsts - right) ** 2).mean(axis=1))))
+    shuffled = np.roll(right, len(chosen) // 2, axis=0)
+    away = float(np.median(np.sqrt(((firsts - shuffled) ** 2).mean(axis=1))))
     is_clip = UNIT_AND_TIME.match(chosen[0][0].stem) is not None
     return near < OVERLAP.nearer * away or (is_clip and away < OVERLAP.static)
 
@@ -145,14 +145,14 @@ def _find_alike(paths: Sequence[Path], earlier: Collection[Path]) -> float:
 
     A camera that sees nothing for hours shows one scene in every split, and no two pictures of it are copies.
     """
-    own = read_thumbs(paths[:: -(-len(paths) // OVERLAP.checked)])
-    others = read_thumbs(list(earlier)[:: -(-len(earlier) // OVERLAP.compared)])
-    distances = _distances(own, own)
+    thumbs = read_thumbs(paths[:: -(-len(paths) // OVERLAP.checked)])
+    earlier_thumbs = read_thumbs(list(earlier)[:: -(-len(earlier) // OVERLAP.compared)])
+    distances = _distances(thumbs, thumbs)
     np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1)
-    turned = np.min([_distances(one, others).min(axis=1) for one in _turn(own)], axis=0)
-    reach = np.maximum(OVERLAP.alike, OVERLAP.alike_contrast * own.std(axis=1))
-    is_again = (turned <= reach) & (nearest > np.maximum(OVERLAP.alike, OVERLAP.apart * turned))
+    turned = np.min([_distances(view, earlier_thumbs).min(axis=1) for view in _turn(thumbs)], axis=0)
+    reach = np.maximum(OVERLAP.scene_difference, OVERLAP.scene_contrast * thumbs.std(axis=1))
+    is_again = (turned <= reach) & (nearest > np.maximum(OVERLAP.scene_difference, OVERLAP.isolation * turned))
     return float(is_again.mean()) if is_again.sum() >= OVERLAP.min_pairs else 0.0
 
 
@@ -161,12 +161,12 @@ def _turn(thumbs: np.ndarray) -> Iterator[np.ndarray]:
     pictures = thumbs.reshape(-1, OVERLAP.thumb, OVERLAP.thumb)
     for turns in range(4):
         turned = np.rot90(pictures, turns, (1, 2))
-        yield from (one.reshape(len(thumbs), -1) for one in (turned, turned[:, :, ::-1]))
+        yield from (view.reshape(len(thumbs), -1) for view in (turned, turned[:, :, ::-1]))
 
 
-def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _distances(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Root mean squares of the differences of thumbnails (N, P) and (M, P): (N, M)."""
-    first, second = left.astype(np.float32), right.astype(np.float32)
+    first, second = rows.astype(np.float32), columns.astype(np.float32)
     squares = (first**2).sum(1)[:, None] - 2 * first @ second.T + (second**2).sum(1)
     return np.sqrt(np.maximum(squares, 0) / first.shape[1])
 

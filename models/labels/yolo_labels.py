@@ -50,32 +50,37 @@ class YoloFiles:
 
     def list_files(self, names: Sequence[str]) -> list[Path]:
         """The pictures of a split that has one of these names; of all without one. Empty where there are none."""
-        given = next((self.splits[name] for name in names if self.splits.get(name)), ())
-        paths = [found for one in ([given] if isinstance(given, str) else given) if (found := self._locate(str(one)))]
+        stated = next((self.splits[name] for name in names if self.splits.get(name)), ())
+        paths = [
+            located
+            for entry in ([stated] if isinstance(stated, str) else stated)
+            if (located := self._locate(str(entry)))
+        ]
         if not paths:
             parts = [place for name in names for place in (f"{name}/images", f"images/{name}", name)]
             parts += [] if names else ["images", "obj_train_data", ""]
             paths = [path for part in parts if (path := self.folder / part).is_dir()][:1]
-            if paths and given:
-                add_note(self.path, f"{given!s:.100} is not there; {paths[0]} is read in its place")
+            if paths and stated:
+                add_note(self.path, f"{stated!s:.100} is not there; {paths[0]} is read in its place")
         return [file for path in paths for file in self._list(path)]
 
-    def _locate(self, given: str) -> Path | None:
+    def _locate(self, place: str) -> Path | None:
         roots = [self.folder / str(self.splits.get("path") or ""), self.folder]
-        found = (root / part for root in roots for part in (given, given.removeprefix("../")))
-        return next((path for path in found if path.exists()), None)
+        paths = (root / part for root in roots for part in (place, place.removeprefix("../")))
+        return next((path for path in paths if path.exists()), None)
 
     def _list(self, path: Path) -> list[Path]:
         if path.is_dir():
             return list_all_pictures(path, nested=True, beside=BESIDE)
         lines = [line.strip() for line in _read_text(path).splitlines() if line.strip()]
-        found = [
-            next((file for root in (path.parent, self.folder) if (file := root / one).is_file()), None) for one in lines
+        files = [
+            next((file for root in (path.parent, self.folder) if (file := root / line).is_file()), None)
+            for line in lines
         ]
-        if None in found:
-            problem = f"{found.count(None)} of {len(lines)} pictures are not there: {lines[found.index(None)]}"
+        if None in files:
+            problem = f"{files.count(None)} of {len(lines)} pictures are not there: {lines[files.index(None)]}"
             raise InputError(path, problem, "put them there, or take their lines out")
-        return [file for file in found if file]
+        return [file for file in files if file]
 
     def read(
         self, files: Sequence[Path], sources: Mapping[str, str], query: str, with_outlines: bool = False
@@ -106,11 +111,11 @@ class YoloFiles:
 
     def _find_label(self, picture: Path) -> Path | None:
         """The text file of a picture: the first of `label_files` that is there; a note where two are."""
-        found = [path for path in label_files(picture, self.folder) if path.is_file()]
-        if len(found) > 1 and found[0].read_bytes() != found[1].read_bytes():
-            text = f"pictures such as {picture.name} have a text file in {found[0].parent} and another beside them"
+        labels = [path for path in label_files(picture, self.folder) if path.is_file()]
+        if len(labels) > 1 and labels[0].read_bytes() != labels[1].read_bytes():
+            text = f"pictures such as {picture.name} have a text file in {labels[0].parent} and another beside them"
             raise InputError(self.path, text, "keep the right ones", "data")
-        return found[0] if found else None
+        return labels[0] if labels else None
 
     def _refuse_missing(self, labels: Mapping[Path, Path | None]) -> None:
         """Refuse pictures that share a text file, and those without one above `MAX_WITHOUT_FILE`; note fewer."""
@@ -129,8 +134,8 @@ class YoloFiles:
         text = f"{len(bare)} of {len(labels)} pictures have no text file"
         hint = "write an empty one where there is no object, or take them out"
         if len(bare) > max(1.0, MAX_WITHOUT_FILE * len(labels)):
-            raise InputError(self.path, f"{text}: {join_names([one.name for one in bare], 3)}", hint, "data")
-        add_note(self.path, f"{text} and count as without objects: {join_names([one.name for one in bare], 3)}", hint)
+            raise InputError(self.path, f"{text}: {join_names([file.name for file in bare], 3)}", hint, "data")
+        add_note(self.path, f"{text} and count as without objects: {join_names([file.name for file in bare], 3)}", hint)
 
     def _check_numbers(self, lines: Sequence[_Line]) -> None:
         """Refuse classes that begin at 1, where names begin at 0; a note where they may."""
@@ -148,7 +153,7 @@ class YoloFiles:
         by_length = defaultdict[int, list[_Line]](list)
         for line in lines:
             by_length[len(line.values)].append(line)
-        values = {length: [line.values for line in own] for length, own in by_length.items()}
+        values = {length: [line.values for line in rows] for length, rows in by_length.items()}
         try:
             readings = find_readings(values, self.has_keypoints, with_outlines)
         except UnclearRowsError as error:
@@ -163,7 +168,7 @@ class YoloFiles:
             if readings[len(line.values)] is RowReading.POLYGON:
                 points = [line.values[axis : len(line.values) // 2 * 2 : 2] for axis in (0, 1)]
                 outline = (tuple(zip(*points)),)
-                low, high = [min(one) for one in points], [max(one) for one in points]
+                low, high = [min(coordinates) for coordinates in points], [max(coordinates) for coordinates in points]
                 box = (*((a + b) / 2 for a, b in zip(low, high)), *(b - a for a, b in zip(low, high)))
             name = self.names.get(line.number, "")
             x, y, width, height = box
@@ -178,8 +183,10 @@ class YoloFiles:
         longer = [values for values in behind if values]
         if longer:
             is_whole = all(values[0] == int(values[0]) for values in longer)
-            what = "tracks, or angles of turned boxes" if is_whole else "scores of a model, or points"
-            text = f"{len(longer)} lines hold up to {max(map(len, longer))} numbers behind the box, as {what}: not read"
+            content = "tracks, or angles of turned boxes" if is_whole else "scores of a model, or points"
+            text = (
+                f"{len(longer)} lines hold up to {max(map(len, longer))} numbers behind the box, as {content}: not read"
+            )
             add_note(self.path, text, "give what people labelled, and upright boxes, if these are others")
 
 
@@ -246,16 +253,16 @@ def _read_names(path: Path, document: Mapping[str, Any]) -> dict[int, str]:
     names = document["names"]
     if not isinstance(names, list | dict) or not all(str(key).isdecimal() for key in names if isinstance(names, dict)):
         raise InputError(path, "has `names` that are no list, nor names by number", "write [car, bus]", "names")
-    named = {
+    by_number = {
         int(number): str(name) for number, name in (names.items() if isinstance(names, dict) else enumerate(names))
     }
     count = document.get("nc")
-    if isinstance(count, int) and count != len(named):
-        problem = f"has {len(named)} names and `nc: {count}`"
+    if isinstance(count, int) and count != len(by_number):
+        problem = f"has {len(by_number)} names and `nc: {count}`"
         raise InputError(path, problem, "name each class once, in the order of its numbers", "names")
-    if twice := [name for name, times in Counter(named.values()).items() if times > 1]:
+    if twice := [name for name, times in Counter(by_number.values()).items() if times > 1]:
         add_note(path, f"several numbers are called {join_names(twice, 3)} and are taken as one class each")
-    return named
+    return by_number
 
 
 def _has_labels(folder: Path, data: Path) -> bool:

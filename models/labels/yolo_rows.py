@@ -90,7 +90,7 @@ def _choose_reading(values: np.ndarray, has_outlines: bool) -> RowReading:
     has_polygon = (
         not has_numbers
         and _share((points >= -RULES.slack) & (points <= 1 + RULES.slack))
-        and _share(np.array([[not crosses_itself(one)] for one in points]))
+        and _share(np.array([[not crosses_itself(polygon)] for polygon in points]))
     )
     if has_box and has_polygon and not has_outlines:
         text = f"either a box and {length - BOX_VALUES} more numbers, or a polygon of {length // 2} points"
