@@ -30,19 +30,19 @@ def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | No
     DECODERS.check(name, where, "decoder", [AUTO])
     if not head.outputs:
         raise InputError(where, "has no outputs", "export it again", "decoder")
-    asked = DECODERS.usable() if name == AUTO else [DECODERS.find(name, where, "decoder")]
-    families = [cls for cls in asked if task in (None, cls.task)]
+    candidates = DECODERS.usable() if name == AUTO else [DECODERS.find(name, where, "decoder")]
+    families = [cls for cls in candidates if task in (None, cls.task)]
     families = [cls for cls in families if cls.key in head.metadata or not cls.key or cls.name == name or task]
-    found = [decoder for cls in families for decoder in cls.fit(head)]
-    if not found:
-        shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in head.outputs[:MAX_SHOWN])
-        what = "no decoder" if name == AUTO else f"the decoder {name} does not fit"
+    decoders = [decoder for cls in families for decoder in cls.fit(head)]
+    if not decoders:
+        shapes = ", ".join(f"{output.name} {list(output.shape)}" for output in head.outputs[:MAX_SHOWN])
+        subject = "no decoder" if name == AUTO else f"the decoder {name} does not fit"
         fits = f" for {task}" if task and name == AUTO else ""
-        problem = f"{what}{fits} {'fits ' if name == AUTO else ''}the outputs {shapes}"
+        problem = f"{subject}{fits} {'fits ' if name == AUTO else ''}the outputs {shapes}"
         hint = suggest_task(head, task) if name == AUTO else "use `decoder: auto`"
         raise InputError(where, problem, hint, "decoder")
-    ranks = [_rank(decoder, head, count) for decoder in found]
-    best = [decoder for decoder, rank in zip(found, ranks, strict=True) if rank == max(ranks)]
+    ranks = [_rank(decoder, head, count) for decoder in decoders]
+    best = [decoder for decoder, rank in zip(decoders, ranks, strict=True) if rank == max(ranks)]
     if len({decoder.name for decoder in best}) > 1:
         names = join_names([decoder.name for decoder in best])
         raise InputError(where, f"its outputs fit several decoders: {names}", "name one as `decoder`", "decoder")
@@ -77,7 +77,7 @@ def _check_rivals(best: Sequence[Decoder], head: GraphHead, where: str | Path) -
     outputs = [head.outputs[place] for decoder in best for place in decoder.places]
     rivals = [output for output in outputs[1:] if are_rivals(outputs[0], output)]
     if rivals:
-        shown = join_names([f"{one.name} {list(one.shape)}" for one in (outputs[0], *rivals)])
+        shown = join_names([f"{output.name} {list(output.shape)}" for output in (outputs[0], *rivals)])
         hint = "export it with the one that counts alone"
         if len({output.shape for output in outputs}) > 1:
             hint = f"name all `classes` of the one that counts, or {hint}"
@@ -103,9 +103,9 @@ def choose_columns(
         problem = f"answers with {decoder.counted} which it does not name, where {len(classes)} were asked for"
         raise InputError(where, problem, hint, "classes")
     unknown = next(name for name in classes if name not in names)
-    if alike := [name for name in names if name.rpartition(" (")[0] == unknown]:
-        problem = f"has {len(alike)} outputs of the same name '{unknown}'"
-        raise InputError(where, problem, f"ask for {join_names(alike)}: the number is the output's", "classes")
+    if namesakes := [name for name in names if name.rpartition(" (")[0] == unknown]:
+        problem = f"has {len(namesakes)} outputs of the same name '{unknown}'"
+        raise InputError(where, problem, f"ask for {join_names(namesakes)}: the number is the output's", "classes")
     near = difflib.get_close_matches(unknown, names, n=3) or names
     raise InputError(where, f"has no class '{unknown}'", f"its classes are {join_names(near)}", "classes")
 

@@ -43,8 +43,8 @@ def _operator(step: NetworkStep) -> str:
 def find_activations(network: StepNetwork, size: tuple[int, int], channels: int = 3) -> tuple[Tensor, ...]:
     """The Activation of each element of each output, for one frame of (H, W)."""
     device = next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
-    own = copy.deepcopy(network).eval()  # the original may be in training, where its norms would learn from this
-    outputs = own.run_steps(torch.zeros(1, channels, *size, device=device), _put_codes)
+    probe = copy.deepcopy(network).eval()  # the original may be in training, where its norms would learn from this
+    outputs = probe.run_steps(torch.zeros(1, channels, *size, device=device), _put_codes)
     return tuple(output.to(torch.int8) for output in outputs)
 
 
@@ -53,7 +53,7 @@ def _put_codes(step: NetworkStep, result: Any) -> Any:
     if step.kind is StepKind.FUNCTION or _operator(step) in MOVING:
         return result
     code = float(ACTIVATIONS.get(_operator(step), Activation.NONE))
-    return tree_map(lambda one: torch.full_like(one, code) if _is_float(one) else one, result)
+    return tree_map(lambda value: torch.full_like(value, code) if _is_float(value) else value, result)
 
 
 def _is_float(value: Any) -> bool:

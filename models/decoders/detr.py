@@ -54,10 +54,12 @@ class Detr(Decoder):
             if columns > 4 and queries <= MAX_QUERIES and "detr" in head.family.replace("-", ""):
                 return [cls(columns - 4, index, index, "")]
             return []
-        for boxes, one in flat:
+        for boxes, candidate in flat:
             for scores, other in flat:
-                same = one.shape[0] == other.shape[0] <= MAX_QUERIES and not head.strides(one.shape[0], STRIDES)
-                if boxes != scores and same and one.shape[1] == 4 and _are_boxes(one, other):
+                same = candidate.shape[0] == other.shape[0] <= MAX_QUERIES and not head.strides(
+                    candidate.shape[0], STRIDES
+                )
+                if boxes != scores and same and candidate.shape[1] == 4 and _are_boxes(candidate, other):
                     return _of_two(cls, head, boxes, scores)
         return []
 
@@ -84,10 +86,10 @@ class Detr(Decoder):
         return fractions(boxes, size) if self.in_pixels else boxes, scores[..., : self.width]
 
 
-def _are_boxes(one: Output, other: Output) -> bool:
+def _are_boxes(candidate: Output, other: Output) -> bool:
     """Four classes have as many columns as boxes; then the names tell, or the Sigmoid that boxes have."""
-    named = any(part in one.name.lower() for part in BOXES)
-    return other.shape[1] != 4 or named or one.has_corners or "Sigmoid" in one.tail - other.tail
+    has_box_name = any(part in candidate.name.lower() for part in BOXES)
+    return other.shape[1] != 4 or has_box_name or candidate.has_corners or "Sigmoid" in candidate.tail - other.tail
 
 
 def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Sequence[Detr]:

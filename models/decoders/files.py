@@ -93,8 +93,8 @@ class ModelFile:
     def _note_unread(self, head: GraphHead, places: Collection[int]) -> None:
         """Say which outputs of the file are not read."""
         feeds = head.cut.inputs if head.cut else ()
-        given = ((place, output.name) for place, output in enumerate(head.outputs) if output.name not in feeds)
-        unread = [name for place, name in given if place not in places]
+        outputs = ((place, output.name) for place, output in enumerate(head.outputs) if output.name not in feeds)
+        unread = [name for place, name in outputs if place not in places]
         if unread:
             read = join_names([head.outputs[place].name for place in sorted(places)])
             text = f"its answer is read from {read}; not read: {join_names(unread, 4)}"
@@ -127,13 +127,13 @@ class ModelFile:
         if self.task is None or not TASKS[self.task].has_decoder:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
-        found = chosen.preprocess(head.metadata, head.size)
+        preprocess = chosen.preprocess(head.metadata, head.size)
         unread = [key for key in head.metadata if PREPARED.fullmatch(key)]
-        if found is not None and unread and "norm_mean" not in head.metadata:
+        if preprocess is not None and unread and "norm_mean" not in head.metadata:
             text = f"its metadata {join_names(unread, 4)} may say how frames are prepared, and are not read"
             add_note(self.path, text, "set `preprocess` as they say")
         whole: dict[str, Any] = {"scale": 255, **PLAIN}
-        return replace(found, **whole) if head.is_whole and found is not None else found
+        return replace(preprocess, **whole) if head.is_whole and preprocess is not None else preprocess
 
     def _head(self) -> GraphHead:
         return _heads(self.path, self.size, self._stamp())
@@ -149,9 +149,9 @@ class ModelFile:
 
 def _default_classes(metadata: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, ...]:
     """The classes that an exported query asked for, else all of the file's."""
-    asked = parse(metadata.get(ASKED))
-    if isinstance(asked, list) and asked and set(asked) <= set(names):
-        return tuple(asked)
+    classes = parse(metadata.get(ASKED))
+    if isinstance(classes, list) and classes and set(classes) <= set(names):
+        return tuple(classes)
     return tuple(name for name in names if not name.startswith(UNUSED))
 
 

@@ -42,15 +42,18 @@ class GraphAnswers(nn.Module):
     @cached_property
     def activations(self) -> list[Tensor]:
         """The Activation of each element of the outputs, each (1, ...)."""
-        found = find_activations(self.network, self.head.size)
-        return [one.reshape(1, *output.shape) for one, output in zip(found, self.head.outputs, strict=True)]
+        activations = find_activations(self.network, self.head.size)
+        return [
+            activation.reshape(1, *output.shape)
+            for activation, output in zip(activations, self.head.outputs, strict=True)
+        ]
 
     def answer(self, frames: Tensor) -> tuple[Tensor, ...]:
         """Every output of the graph as (N, ...)."""
         parts = frames.split(1) if self.one_by_one else (frames,)
         answers = [_as_tuple(self._run(part)) for part in parts]
         return tuple(
-            torch.cat([output.by_frame(one) for one in same]) if self.one_by_one else output.by_frame(same[0])
+            torch.cat([output.by_frame(answer) for answer in same]) if self.one_by_one else output.by_frame(same[0])
             for same, output in zip(zip(*answers, strict=True), self.head.outputs, strict=True)
         )
 
@@ -100,7 +103,7 @@ class GraphDetector(GraphAnswers, OneStage):
     def distill(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Of the graph's outputs, rows weighted by the larger of both models' best scores."""
         with torch.no_grad():
-            best = torch.maximum(*(self.decode(each)[1].amax(dim=2) for each in (outputs, teacher)))
+            best = torch.maximum(*(self.decode(answers)[1].amax(dim=2) for answers in (outputs, teacher)))
         return distill_outputs(outputs, teacher, self.activations, rows_by_level(best, outputs))
 
 
@@ -151,7 +154,7 @@ def build_model(
     network = build_graph(graph.document, device)
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
-    one_by_one = graph.input.shape[0] != BATCH or any(one.axis is None for one in head.outputs)
+    one_by_one = graph.input.shape[0] != BATCH or any(output.axis is None for output in head.outputs)
     model: GraphModel
     if isinstance(reader, RawOutputs):
         model = GraphTensors(network, head, reader, one_by_one)

@@ -67,7 +67,7 @@ def distill_outputs(
     of R rows, (N, C, H, W), or (N, ..., C).
     """
     losses = []
-    for index, (mine, theirs) in enumerate(zip(outputs, teacher, strict=True)):
+    for index, (student, theirs) in enumerate(zip(outputs, teacher, strict=True)):
         if not theirs.is_floating_point():
             continue
         weights = scores[index] if scores is not None else None
@@ -77,10 +77,10 @@ def distill_outputs(
         if weights is None:
             probable = torch.where(kind == Activation.NONE, 0, theirs) if bool(kind.any()) else torch.ones_like(theirs)
             weights = as_rows(probable, count).amax(dim=2)
-        own, original = (as_rows(_before_activation(each, kind), count) for each in (mine, theirs))
+        current, original = (as_rows(_before_activation(values, kind), count) for values in (student, theirs))
         spread = original.std(dim=(0, 1), correction=0)
         spread = spread.clamp(min=CONFIG.least_spread * float(original.std(correction=0)) + CONFIG.least_probability)
-        distance = F.smooth_l1_loss(own / spread, original / spread, reduction="none").mean(dim=2)
+        distance = F.smooth_l1_loss(current / spread, original / spread, reduction="none").mean(dim=2)
         weights = weights.clamp(0, 1) + CONFIG.background
         losses.append((weights * distance).sum() / weights.sum())
     return torch.stack(losses).mean() if losses else torch.zeros(())
@@ -112,8 +112,8 @@ def rows_by_level(scores: Tensor, outputs: Sequence[Tensor]) -> list[Tensor | No
 
 def _before_activation(output: Tensor, kind: Tensor) -> Tensor:
     near = CONFIG.least_probability
-    found = torch.where(kind == Activation.SIGMOID, output.logit(near), output)
-    return torch.where(kind == Activation.SOFTMAX, output.clamp(min=near).log(), found)
+    logits = torch.where(kind == Activation.SIGMOID, output.logit(near), output)
+    return torch.where(kind == Activation.SOFTMAX, output.clamp(min=near).log(), logits)
 
 
 def dense_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None) -> Tensor:
@@ -130,34 +130,38 @@ def matched_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor
 
 
 def _assigned_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None, assign) -> Tensor:
-    wanted, of_points = torch.zeros_like(scores), scores.new_zeros(())
-    found, objects = [boxes.new_zeros(0, 4)], [boxes.new_zeros(0, 4)]
+    target_scores, of_points = torch.zeros_like(scores), scores.new_zeros(())
+    chosen_boxes, objects = [boxes.new_zeros(0, 4)], [boxes.new_zeros(0, 4)]
     for frame, target in enumerate(targets):
-        own, labels = target.boxes.to(boxes), target.labels.to(boxes.device)
+        frame_boxes, labels = target.boxes.to(boxes), target.labels.to(boxes.device)
         if not len(labels):
             continue
-        row, index = assign(boxes[frame].detach(), scores[frame].detach()[:, labels], own)
-        found.append(boxes[frame, row])
-        objects.append(own[index])
-        wanted[frame, row, labels[index]] = _overlap_of_pairs(boxes[frame, row].detach(), own[index]).to(scores.dtype)
+        row, index = assign(boxes[frame].detach(), scores[frame].detach()[:, labels], frame_boxes)
+        chosen_boxes.append(boxes[frame, row])
+        objects.append(frame_boxes[index])
+        target_scores[frame, row, labels[index]] = _overlap_of_pairs(boxes[frame, row].detach(), frame_boxes[index]).to(
+            scores.dtype
+        )
         if points is not None and isinstance(target, PoseTarget):
             of_points = of_points + _point_distance(points[frame, row], target.points.to(boxes)[index])
-    mine, theirs = torch.cat(found), torch.cat(objects)
-    weight = torch.where(wanted > 0, wanted, CONFIG.focal_background * scores.detach() ** CONFIG.focal_power)
+    predicted, theirs = torch.cat(chosen_boxes), torch.cat(objects)
+    weight = torch.where(
+        target_scores > 0, target_scores, CONFIG.focal_background * scores.detach() ** CONFIG.focal_power
+    )
     probable = scores.nan_to_num().clamp(0, 1)  # torch takes nothing else; the loss of nan is nan all the same
-    classes = F.binary_cross_entropy(probable, wanted, weight=weight, reduction="sum") + 0 * scores.sum()
-    corners = (mine - theirs).abs().mean(dim=1)
-    of_boxes = CONFIG.box_weight * generalized_box_iou_loss(mine, theirs) + CONFIG.corner_weight * corners
-    return (classes + of_boxes.sum() + CONFIG.corner_weight * of_points) / max(1, len(mine))
+    classes = F.binary_cross_entropy(probable, target_scores, weight=weight, reduction="sum") + 0 * scores.sum()
+    corners = (predicted - theirs).abs().mean(dim=1)
+    of_boxes = CONFIG.box_weight * generalized_box_iou_loss(predicted, theirs) + CONFIG.corner_weight * corners
+    return (classes + of_boxes.sum() + CONFIG.corner_weight * of_points) / max(1, len(predicted))
 
 
-def _point_distance(points: Tensor, wanted: Tensor) -> Tensor:
+def _point_distance(points: Tensor, labelled: Tensor) -> Tensor:
     """Of K points (M, K, 3) of M objects: how far the visible ones are, and how wrong their scores; one number."""
-    if points.shape != wanted.shape:
-        problem = f"the labels have {wanted.shape[1]} points, the model has {points.shape[1]}"
+    if points.shape != labelled.shape:
+        problem = f"the labels have {labelled.shape[1]} points, the model has {points.shape[1]}"
         raise InputError("keypoints", problem, "label the points that the file's model finds", "data")
-    visible = (wanted[..., 2] > 0).to(points)
-    far = (points[..., :2] - wanted[..., :2]).abs().mean(dim=2) * visible
+    visible = (labelled[..., 2] > 0).to(points)
+    far = (points[..., :2] - labelled[..., :2]).abs().mean(dim=2) * visible
     certain = F.binary_cross_entropy(points[..., 2].nan_to_num().clamp(0, 1), visible, reduction="none")
     return (far + certain / points.shape[1]).mean(dim=1).sum()
 
@@ -192,9 +196,9 @@ def _assign_one_to_one(boxes: Tensor, scores: Tensor, objects: Tensor) -> tuple[
     return torch.from_numpy(row).to(boxes.device), torch.from_numpy(index).to(boxes.device)
 
 
-def _overlap_of_pairs(mine: Tensor, theirs: Tensor) -> Tensor:
+def _overlap_of_pairs(boxes: Tensor, theirs: Tensor) -> Tensor:
     """IoU of boxes (K, 4) row by row: (K,)."""
-    side = (torch.minimum(mine[:, 2:], theirs[:, 2:]) - torch.maximum(mine[:, :2], theirs[:, :2])).clamp(min=0)
+    side = (torch.minimum(boxes[:, 2:], theirs[:, 2:]) - torch.maximum(boxes[:, :2], theirs[:, :2])).clamp(min=0)
     common = side.prod(dim=1)
-    areas = [(each[:, 2:] - each[:, :2]).clamp(min=0).prod(dim=1) for each in (mine, theirs)]
+    areas = [(corners[:, 2:] - corners[:, :2]).clamp(min=0).prod(dim=1) for corners in (boxes, theirs)]
     return common / (sum(areas) - common).clamp(min=CONFIG.least_probability**2)

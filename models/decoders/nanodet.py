@@ -56,7 +56,7 @@ class NanoDet(Decoder):
         """A side's distance is the mean of its distribution, in strides."""
         scores = as_float(self._scores(outputs)[:, rows])
         values = as_float(self._distances(outputs)[:, rows])
-        places, steps = (each[rows] for each in grid(size, self.strides, values))
+        places, steps = (cells[rows] for cells in grid(size, self.strides, values))
         odds = values.reshape(*values.shape[:2], 4, self.bins)
         distances = (softmax(odds) * constant(range(self.bins), values)).sum(-1) * steps
         centres = (places + self.centre) * steps
@@ -95,7 +95,7 @@ def _by_level(head: GraphHead) -> Iterator[NanoDet]:
             levels = []
             for count in counts:
                 same = [index for index, output in enumerate(head.outputs) if output.shape[0] == count]
-                pair = [each for each in permutations(same, 2) if head.outputs[each[1]].shape[1] == 4 * bins]
+                pair = [indices for indices in permutations(same, 2) if head.outputs[indices[1]].shape[1] == 4 * bins]
                 levels += pair[:1]
             widths = {head.outputs[scores].shape[1] for scores, _ in levels}
             if len(levels) == len(strides) and len(widths) == 1:

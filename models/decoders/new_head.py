@@ -55,28 +55,30 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
     """
     head = head_of(graph)
     chosen = choose_decoder(decoder, head, task, None, where)
-    known = known_names(chosen, graph.metadata) or ()
+    former_names = known_names(chosen, graph.metadata) or ()
     names = json.dumps(dict(enumerate(classes)))
     metadata = {key: text for key, text in graph.metadata.items() if key not in KEYS} | {"names": names}
-    if tuple(known) == tuple(classes):
+    if tuple(former_names) == tuple(classes):
         return replace(graph, metadata=metadata)
     try:
         rows = find_class_rows(graph, chosen)
-        made = _widen(graph, rows, chosen.width, [known.index(name) if name in known else None for name in classes])
-        made = replace(made, metadata=metadata, cut=graph.cut and replace(graph.cut, tail=b""))
-        _check(graph, made, chosen, rows, len(classes), where)
+        widened = _widen(
+            graph, rows, chosen.width, [former_names.index(name) if name in former_names else None for name in classes]
+        )
+        widened = replace(widened, metadata=metadata, cut=graph.cut and replace(graph.cut, tail=b""))
+        _check(graph, widened, chosen, rows, len(classes), where)
     except _Unclear as error:
         problem = f"its head cannot be made new for {len(classes)} classes: {error}"
         raise InputError(
             where, problem, f"give its own {chosen.width} classes, or export it with these", "init"
         ) from error
-    kept = [name for name in classes if name in known]
-    text = f"its {chosen.width} classes give way to {len(classes)}; {join_names(kept) if kept else 'none'} kept"
+    shared = [name for name in classes if name in former_names]
+    text = f"its {chosen.width} classes give way to {len(classes)}; {join_names(shared) if shared else 'none'} kept"
     add_note(where, text, "expected for other classes; rows of the same name are kept")
     if graph.cut is not None and graph.cut.tail:
         text = f"what follows its {graph.cut.operator} is made for {chosen.width} classes and is left out"
         add_note(where, f"{text}: the trained file answers with candidates", "suppress or select them where it runs")
-    return made
+    return widened
 
 
 def start_graph(query: Query) -> Graph:
@@ -107,17 +109,17 @@ def find_class_rows(graph: Graph, decoder: Decoder) -> dict[str, ClassRows]:
         for path, slope in zip(shifts, slopes, strict=True):
             if slope is not None:
                 positive[path][:, label] = slope > 0
-    found = {}
+    rows_by_layer = {}
     for path, rises in positive.items():
         labels = torch.where(rises.sum(dim=1) == 1, rises.int().argmax(dim=1), -1).tolist()
         if any(label >= 0 for label in labels):
-            found[path] = ClassRows(_runs(path, labels, scores.shape[-1]))
-    if not found:
+            rows_by_layer[path] = ClassRows(_runs(path, labels, scores.shape[-1]))
+    if not rows_by_layer:
         raise _Unclear("no row of its last layers answers for one class alone")
-    is_single = decoder.has_objectness and scores.shape[-1] == 1 and len(found) > 1
-    if is_single and sum(len(rows.starts) for rows in found.values()) > len(found) // 2:
+    is_single = decoder.has_objectness and scores.shape[-1] == 1 and len(rows_by_layer) > 1
+    if is_single and sum(len(rows.starts) for rows in rows_by_layer.values()) > len(rows_by_layer) // 2:
         raise _Unclear("its only class cannot be told from its objectness")
-    return found
+    return rows_by_layer
 
 
 def _runs(path: str, labels: Sequence[int], width: int) -> tuple[int, ...]:
@@ -138,9 +140,9 @@ def _shifted_scores(graph: Graph, decoder: Decoder) -> tuple[dict[str, Tensor], 
     def shift(path: str):
         def hook(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
             rows = output.shape[-1] if isinstance(layer, nn.Linear) else output.shape[1]
-            own = shifts.setdefault(path, torch.ones(rows, requires_grad=True))
-            own = own if isinstance(layer, nn.Linear) else own.view(-1, *[1] * (output.ndim - 2))
-            return torch.zeros_like(output) + own
+            variable = shifts.setdefault(path, torch.ones(rows, requires_grad=True))
+            variable = variable if isinstance(layer, nn.Linear) else variable.view(-1, *[1] * (output.ndim - 2))
+            return torch.zeros_like(output) + variable
 
         return hook
 
@@ -164,18 +166,18 @@ def _widen(graph: Graph, rows: dict[str, ClassRows], width: int, sources: Sequen
     """The graph with a run of `sources` in place of each run of `width` class rows; None makes a row new."""
     model, state = onnx.load_from_string(graph.document), dict(graph.state)
     draws = torch.Generator().manual_seed(0)
-    others = {len(graph.state[f"{path}.weight"]) for path in last_layers(build_graph(graph.document, "meta"))}
-    sizes = {width + extra: len(sources) + extra for extra in {*BOX_COLUMNS, *others}}
-    for path, own in rows.items():
+    last_rows = {len(graph.state[f"{path}.weight"]) for path in last_layers(build_graph(graph.document, "meta"))}
+    sizes = {width + extra: len(sources) + extra for extra in {*BOX_COLUMNS, *last_rows}}
+    for path, layer_rows in rows.items():
         before = len(state[f"{path}.weight"])
         for name in (name for name in (f"{path}.weight", f"{path}.bias") if name in state):
-            state[name] = _replace_rows(state[name], own.starts, width, sources, draws)
-        runs, extra = len(own.starts), before - width * len(own.starts)
+            state[name] = _replace_rows(state[name], layer_rows.starts, width, sources, draws)
+        runs, extra = len(layer_rows.starts), before - width * len(layer_rows.starts)
         sizes |= {before: len(state[f"{path}.weight"]), width + extra // runs: len(sources) + extra // runs}
     _resize(model, graph.state, state)
     _renumber(model, rows, sizes)
-    made = replace(graph, document=model.SerializeToString(deterministic=True), state=state)
-    return _describe_outputs(made, model)
+    widened = replace(graph, document=model.SerializeToString(deterministic=True), state=state)
+    return _describe_outputs(widened, model)
 
 
 def _replace_rows(
@@ -217,7 +219,7 @@ def _renumber(model: onnx.ModelProto, rows: dict[str, ClassRows], sizes: dict[in
         after.update(node.output)
         for attribute in node.attribute:
             if attribute.name == "split":
-                attribute.ints[:] = [sizes.get(one, one) for one in attribute.ints]
+                attribute.ints[:] = [sizes.get(size, size) for size in attribute.ints]
         for place, name in enumerate(node.input):
             if name in constants and not constants[name].external_data:
                 old = numpy_helper.to_array(constants[name])
@@ -265,15 +267,15 @@ def _check(old: Graph, new: Graph, decoder: Decoder, rows: dict[str, ClassRows],
     if changed.width != width:
         raise _Unclear(f"it would answer with {changed.width}")
     boxes = []
-    for graph, own in ((old, decoder), (new, changed)):
+    for graph, reader in ((old, decoder), (new, changed)):
         network = build_graph(graph.document)
         network.load_state_dict(graph.state)
-        boxes.append(_scores(network, graph, own)[0])
+        boxes.append(_scores(network, graph, reader)[0])
     if boxes[0] is not None and not torch.allclose(boxes[0], boxes[1], rtol=1e-4, atol=1e-5):
         raise _Unclear("its boxes follow the classes")
     if width > 1 and decoder.width > 1:
         with torch.enable_grad():
-            found = find_class_rows(new, changed)
-        runs = {path: len(one.starts) for path, one in found.items()}
-        if runs != {path: len(one.starts) for path, one in rows.items()}:
+            rows_found = find_class_rows(new, changed)
+        runs = {path: len(layer_rows.starts) for path, layer_rows in rows_found.items()}
+        if runs != {path: len(layer_rows.starts) for path, layer_rows in rows.items()}:
             raise _Unclear("the new rows do not answer for the classes")

@@ -34,14 +34,14 @@ class RawOutputs:
         """Of all outputs what the task is about; scores as logits."""
         if self.index is None:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
-        found = outputs[self.index]
+        values = outputs[self.index]
         if self.is_flat:
-            return found.reshape(len(found), -1)
-        found = as_logits(found, self.activation)
+            return values.reshape(len(values), -1)
+        values = as_logits(values, self.activation)
         if not self.is_single:
-            return found
-        library = library_of(found)
-        return library.concatenate([library.zeros_like(found), found], 1)
+            return values
+        library = library_of(values)
+        return library.concatenate([library.zeros_like(values), values], 1)
 
 
 def find_outputs(head: GraphHead, task: str, width: int, where: str | Path) -> RawOutputs:

@@ -69,11 +69,11 @@ def order_by_weight(outputs: Iterable[tuple[int, Output]]) -> list[tuple[int, Ou
     return sorted(outputs, key=lambda pair: (bool(AUXILIARY.search(pair[1].name)), -pair[1].depth // 2, pair[0]))
 
 
-def are_rivals(one: Output, other: Output) -> bool:
+def are_rivals(output: Output, other: Output) -> bool:
     """Whether neither of two outputs of one kind is auxiliary, or made from the same layers as the other."""
-    is_auxiliary = bool(AUXILIARY.search(one.name)) != bool(AUXILIARY.search(other.name))
-    is_same = bool(one.sources) and one.sources == other.sources
-    return not is_auxiliary and not is_same and other.depth >= SIMILAR_DEPTH * one.depth
+    is_auxiliary = bool(AUXILIARY.search(output.name)) != bool(AUXILIARY.search(other.name))
+    is_same = bool(output.sources) and output.sources == other.sources
+    return not is_auxiliary and not is_same and other.depth >= SIMILAR_DEPTH * output.depth
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class GraphHead:
     @property
     def has_levels(self) -> bool:
         """Whether several outputs (A, 4) of unlike sizes are boxes, as of a pyramid: a pair of outputs is not all."""
-        return len({one.shape[0] for one in self.outputs if len(one.shape) == 2 and one.shape[1] == 4}) > 1
+        return len({output.shape[0] for output in self.outputs if len(output.shape) == 2 and output.shape[1] == 4}) > 1
 
     def cells(self, strides: Sequence[int]) -> int:
         """How many cells the grids of these strides have."""
@@ -105,7 +105,7 @@ class GraphHead:
 
     def strides(self, rows: int, *choices: Sequence[int], anchors: int = 1) -> tuple[int, ...]:
         """The first choice whose cells, with so many anchors each, are the rows of an output; empty if none is."""
-        return next((tuple(each) for each in choices if self.cells(each) * anchors == rows), ())
+        return next((tuple(strides) for strides in choices if self.cells(strides) * anchors == rows), ())
 
 
 PLACES = ("index", "boxes", "scores", "points", "extras", "prototypes")
@@ -133,8 +133,8 @@ class Decoder:
     @property
     def places(self) -> frozenset[int]:
         """The outputs that it reads; the first where it has no fields for them."""
-        given = [getattr(self, name) for name in PLACES if hasattr(self, name)]
-        return frozenset(given or [0])
+        places = [getattr(self, name) for name in PLACES if hasattr(self, name)]
+        return frozenset(places or [0])
 
     @property
     def counted(self) -> str:
@@ -177,9 +177,9 @@ DECODERS: Registry[type[Decoder]] = Registry("gemel.decoders", "decoder", Decode
 
 def point_shape(metadata: Mapping[str, str]) -> tuple[int, int] | None:
     """How many points an object has, and how many values a point; None where the metadata do not say it."""
-    found = parse(metadata.get("kpt_shape"))
-    is_shape = isinstance(found, list | tuple) and len(found) == 2 and all(isinstance(one, int) for one in found)
-    return (found[0], found[1]) if is_shape and found[0] > 0 and found[1] in (2, 3) else None
+    shape = parse(metadata.get("kpt_shape"))
+    is_shape = isinstance(shape, list | tuple) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+    return (shape[0], shape[1]) if is_shape and shape[0] > 0 and shape[1] in (2, 3) else None
 
 
 def count_extra(head: GraphHead) -> int:

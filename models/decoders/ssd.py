@@ -51,11 +51,11 @@ class Ssd(Decoder):
         if head.has_levels or (chosen and head.metadata.get("author") == ULTRALYTICS):
             return []
         least = MIN_ROWS if chosen or head.cut is None else 0
-        for boxes, one in flat:
+        for boxes, candidate in flat:
             for scores, other in flat:
-                rows, columns = one.shape[0], other.shape[0] < other.shape[1]
+                rows, columns = candidate.shape[0], other.shape[0] < other.shape[1]
                 count, channels = other.shape[::-1] if columns else other.shape
-                if boxes == scores or rows <= least or one.shape != (count, 4) or not _are_scores(other):
+                if boxes == scores or rows <= least or candidate.shape != (count, 4) or not _are_scores(other):
                     continue
                 background = int("Softmax" in other.tail)
                 is_grid = any(head.strides(rows, *STRIDES, anchors=anchors) for anchors in (1, ANCHORS))
@@ -63,7 +63,7 @@ class Ssd(Decoder):
                     cls(
                         channels - background, boxes, scores, background,
                         in_pixels=is_grid and "gemel.preprocess" not in head.metadata,
-                        y_first=TENSORFLOW in one.name, columns=columns,
+                        y_first=TENSORFLOW in candidate.name, columns=columns,
                         centred=bool(options.get("box_coding") or options.get("center_point_box")),
                         nms_iou=None if chosen else overlap, is_yolo_nas=_is_yolo_nas(head),
                     )
@@ -72,8 +72,8 @@ class Ssd(Decoder):
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
         """YOLO-NAS as YOLOv8, at COCO's size with a margin; these networks have none in common."""
-        own = YOLO_NAS if size == COCO_SIZE else YOLO
-        return family_preprocess(metadata, size, own if self.is_yolo_nas else None)
+        default = YOLO_NAS if size == COCO_SIZE else YOLO
+        return family_preprocess(metadata, size, default if self.is_yolo_nas else None)
 
     def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""

@@ -38,7 +38,7 @@ class Yolo(Decoder):
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output with a column for each anchor, or a row for each cell; coefficients or points may follow."""
         extra = count_extra(head)
-        found = []
+        decoders = []
         for index, output in enumerate(head.outputs):
             is_text = "Softmax" in output.tail and "Sigmoid" not in output.tail  # odds of letters, one after the other
             if len(output.shape) == 2 and not is_text and not output.tail >= ROTATION:
@@ -47,8 +47,8 @@ class Yolo(Decoder):
                 width = channels - 4 - extra
                 is_anchor = not rows and count >= MIN_COLUMNS
                 if width > 0 and (is_anchor or head.strides(count, *STRIDES)):
-                    found.append(cls(width, index, rows, head.family.startswith(CORNER_FAMILIES)))
-        return found[:1]
+                    decoders.append(cls(width, index, rows, head.family.startswith(CORNER_FAMILIES)))
+        return decoders[:1]
 
     def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""

@@ -41,7 +41,7 @@ class YoloParts(Decoder):
         if self.boxes == self.scores:
             values = as_float(outputs[self.boxes])[..., rows].swapaxes(1, 2)
             return values[..., :4], values[..., 4 : 4 + self.width], values[..., 4 + self.width :]
-        boxes, scores, extras = (as_float(outputs[one])[:, rows] for one in (self.boxes, self.scores, self.extras))
+        boxes, scores, extras = (as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores, self.extras))
         return boxes, scores, extras
 
     def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
@@ -62,10 +62,10 @@ def place_parts(head: GraphHead, extra: int) -> tuple[int, int, int, int, float 
         return (width, place, place, place, 0.7) if width > 0 and head.strides(count, *STRIDES) else None
     if head.cut is None or len(flat) != 3 or len({shape[0] for _, shape in flat}) > 1:
         return None
-    sides = [one for one in flat if one[1][1] == 4]
+    sides = [output for output in flat if output[1][1] == 4]
     if not sides or not head.strides(flat[0][1][0], *STRIDES):
         return None
-    (scores, (_, width)), (extras, (_, columns)) = (one for one in flat if one is not sides[-1])
+    (scores, (_, width)), (extras, (_, columns)) = (output for output in flat if output is not sides[-1])
     if columns != extra:
         scores, width, extras, columns = extras, columns, scores, width
     iou = None if head.cut.operator == "TopK" else head.cut.attributes.get("iou_threshold", 0.7)

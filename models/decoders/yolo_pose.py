@@ -29,14 +29,14 @@ class YoloPose(YoloParts):
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """One output with a column for each cell, or three that entered what was cut off."""
-        shapes, names, known = (
-            [one.shape for one in head.outputs],
+        shapes, names, shape = (
+            [output.shape for output in head.outputs],
             class_names(head.metadata),
             point_shape(head.metadata),
         )
-        if known is not None:
-            parts = place_parts(head, known[0] * known[1])
-            return [cls(*parts, *known)] if parts and len(shapes) in (1, 3) else []
+        if shape is not None:
+            parts = place_parts(head, shape[0] * shape[1])
+            return [cls(*parts, *shape)] if parts and len(shapes) in (1, 3) else []
         if len(shapes) != 1 or len(shapes[0]) != 2 or not head.strides(shapes[0][1], *STRIDES):
             return []
         values = shapes[0][0] - 4

@@ -53,7 +53,7 @@ class Yolox(Decoder):
         values = as_float(outputs[0][:, rows])
         boxes = values[..., :4]
         if self.strides:
-            places, steps = (each[rows] for each in grid(size, self.strides, values))
+            places, steps = (cells[rows] for cells in grid(size, self.strides, values))
             library = library_of(values)
             sides = library.exp(values[..., 2:4]) * steps
             boxes = library.concatenate([(values[..., :2] + places) * steps, sides], -1)

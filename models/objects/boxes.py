@@ -138,9 +138,9 @@ def collect_labels(
             seen.add(key)
     if rows and all(row.reason for row in rows):
         raise InputError(path, f"none of its annotations is a box: {_count_reasons(rows)}", source.hint, source.key)
-    wanted = [row for row in rows if row.name in sources or not row.name]
-    kept = [row for row in wanted if row.reason is None]
-    objects = [row for row in kept if not row.is_crowd]
+    named_rows = [row for row in rows if row.name in sources or not row.name]
+    valid = [row for row in named_rows if row.reason is None]
+    objects = [row for row in valid if not row.is_crowd]
     bare = sum(not row.outline for row in objects) if with_outlines else 0
     if bare:
         text = f"{bare} of {len(objects)} objects have a box alone, so all are compared by boxes (query {query})"
@@ -148,30 +148,32 @@ def collect_labels(
     for row in objects if with_outlines and not bare else ():
         across, down = row.picture.scale
         row.picture.outlines.append(tuple(tuple((x * across, y * down) for x, y in part) for part in row.outline))
-    for row in kept:
+    for row in valid:
         (row.picture.crowds if row.is_crowd else row.picture.objects).append((sources[row.name], row.box))
         if row.pose is not None and not row.is_crowd:
             assert row.picture.poses is not None
             row.picture.poses.append(row.pose)
-    if kept and all(row.is_crowd for row in kept):
-        problem = f"all {len(kept)} annotations of query {query} are crowd regions, so there is no object to find"
+    if valid and all(row.is_crowd for row in valid):
+        problem = f"all {len(valid)} annotations of query {query} are crowd regions, so there is no object to find"
         raise InputError(path, problem, "set iscrowd and ignore to 0 where it is one object", source.key)
-    if len(kept) < len(wanted):
-        text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(wanted)}"
+    if len(valid) < len(named_rows):
+        text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(named_rows)}"
         add_note(path, text, "correct them, or take them out")
-    if clipped := sum(row.is_clipped for row in kept):
+    if clipped := sum(row.is_clipped for row in valid):
         text = f"{clipped} boxes end outside their picture and are clipped to it (query {query})"
         add_note(path, text, f"it should hold {source.form.value} in {source.unit} of the upright picture")
-    if crowds := sum(row.is_crowd for row in kept):
+    if crowds := sum(row.is_crowd for row in valid):
         text = f"{crowds} regions (iscrowd, ignore or difficult) are no objects to train on or to find (query {query})"
         add_note(path, f"{text}; detections in them are not counted", "set the key to 0 if they are single objects")
-    found = (LabelledPicture(one.path, _add_poses(one, _labels_of(one)), one.size) for one in pictures)
-    return sorted(found, key=lambda picture: natural_key(picture.path))
+    labelled = (
+        LabelledPicture(picture.path, _add_poses(picture, _labels_of(picture)), picture.size) for picture in pictures
+    )
+    return sorted(labelled, key=lambda picture: natural_key(picture.path))
 
 
 def note_turned(path: Path, pictures: Sequence[BoxedPicture]) -> None:
     """Note the pictures that an EXIF tag turns: boxes are taken as drawn on what it shows."""
-    turned = [one.path.name for one in pictures if one.size.orientation > 1]
+    turned = [picture.path.name for picture in pictures if picture.size.orientation > 1]
     if turned:
         text = f"{len(turned)} pictures are turned or mirrored by an EXIF tag: {join_names(turned, 3)}"
         add_note(path, f"{text}; boxes are taken as drawn on the turned picture", "else save the pictures without tag")
@@ -205,9 +207,9 @@ def _count_reasons(rows: Sequence[BoxRow]) -> str:
     return ", ".join(f"{count} {reason.value} (first {first[reason]})" for reason, count in counts.items())
 
 
-def _corners(given: np.ndarray, form: BoxForm) -> tuple[np.ndarray, np.ndarray]:
+def _corners(boxes: np.ndarray, form: BoxForm) -> tuple[np.ndarray, np.ndarray]:
     """Both corners (N, 2) of boxes of this form."""
-    first, second = np.hsplit(given, 2)
+    first, second = np.hsplit(boxes, 2)
     if form is BoxForm.CORNERS:
         return first, second
     starts = first - second / 2 if form is BoxForm.CENTRE else first
@@ -219,19 +221,19 @@ def _clip_boxes(source: BoxSource, rows: Sequence[BoxRow]) -> None:
 
     Raises InputError for boxes in fractions, percents or another form, and for those of other pictures.
     """
-    given = np.array([row.box for row in rows], float).reshape(-1, 4)
+    stated = np.array([row.box for row in rows], float).reshape(-1, 4)
     scales = np.array([row.picture.scale * 2 for row in rows], float).reshape(-1, 4)
     sizes = np.array([row.picture.size[:2] for row in rows], float).reshape(-1, 2)
     with np.errstate(all="ignore"):  # NaN and infinities are no boxes
-        starts, ends = _corners(given * scales, source.form)
+        starts, ends = _corners(stated * scales, source.form)
         low, high = np.clip(starts, 0, sizes), np.clip(ends, 0, sizes)
-        real = np.all(np.isfinite(given), axis=1) & np.all(ends - starts >= RULES.min_side_px, axis=1)
-        fraction = np.all((given >= 0) & (given <= 1) & (given[:, 2:].min(axis=1, keepdims=True) > 0), axis=1)
+        real = np.all(np.isfinite(stated), axis=1) & np.all(ends - starts >= RULES.min_side_px, axis=1)
+        fraction = np.all((stated >= 0) & (stated <= 1) & (stated[:, 2:].min(axis=1, keepdims=True) > 0), axis=1)
         fraction &= np.all((sizes > RULES.min_picture_px) & (scales[:, :2] <= RULES.min_picture_px), axis=1)
         outside = real & ~fraction & np.any(high - low < RULES.min_side_px, axis=1)
         cut = np.any((low - starts > RULES.rounding_px) | (ends - high > RULES.rounding_px), axis=1)
-        _check_form(source, (given * scales)[real & ~fraction], sizes[real & ~fraction], cut[real & ~fraction])
-    boxes, fractions, away = (np.count_nonzero(one) for one in (real | fraction, fraction, outside))
+        _check_form(source, (stated * scales)[real & ~fraction], sizes[real & ~fraction], cut[real & ~fraction])
+    boxes, fractions, away = (np.count_nonzero(mask) for mask in (real | fraction, fraction, outside))
     if 2 * fractions > boxes:
         problem = f"{fractions} of {boxes} boxes lie within 0..1: these are fractions; COCO wants pixels"
         hint = "multiply x and width by the picture's width, y and height by its height"
@@ -252,23 +254,23 @@ def _clip_boxes(source: BoxSource, rows: Sequence[BoxRow]) -> None:
 
 def _check_form(source: BoxSource, boxes: np.ndarray, sizes: np.ndarray, leaves: np.ndarray) -> None:
     """Raise InputError for boxes that leave their pictures and fit in another form, and for percents."""
-    left, count = np.count_nonzero(leaves), len(boxes)
+    leaving, count = np.count_nonzero(leaves), len(boxes)
     starts, ends = _corners(boxes, source.form)
     for form in BoxForm:
         low, high = _corners(boxes, form)
         edge = RULES.rounding_px
         fitting = np.count_nonzero(np.all((low >= -edge) & (high > low) & (high <= sizes + edge), axis=1))
-        some = left >= max(RULES.min_leaving, RULES.min_leaving_share * count) and fitting == count
-        many = left >= max(RULES.min_leaving, RULES.clear_leaving_share * count)
+        some = leaving >= max(RULES.min_leaving, RULES.min_leaving_share * count) and fitting == count
+        many = leaving >= max(RULES.min_leaving, RULES.clear_leaving_share * count)
         if form is not source.form and (some or (many and fitting >= RULES.clear_fitting_share * count)):
-            problem = f"{left} of {count} boxes leave their picture as {source.form.value} and fit as {form.value}"
+            problem = f"{leaving} of {count} boxes leave their picture as {source.form.value} and fit as {form.value}"
             raise InputError(source.path, problem, f"write each box as {source.form.value}", source.key)
     if source.unit != "pixels" or count < RULES.min_leaving or starts.min() < 0 or ends.max() > 100:
         return
     text = f"all {count} boxes lie within 0..100, in pictures of {sizes.min():.0f} pixels and more"
     is_spread = np.all(ends.max(axis=0) - starts.min(axis=0) >= RULES.min_percent_spread)
     is_large = bool(np.all(sizes >= RULES.min_percent_picture_px))
-    if (is_spread and is_large) or left >= max(RULES.min_leaving, RULES.clear_leaving_share * count):
+    if (is_spread and is_large) or leaving >= max(RULES.min_leaving, RULES.clear_leaving_share * count):
         hint = "make them pixels; if they are, crop the pictures to that corner"
         raise InputError(source.path, f"{text}: these are percents; COCO wants pixels", hint, source.key)
     if is_large:

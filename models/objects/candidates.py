@@ -66,7 +66,9 @@ class DecodedReader(BoxReader):
 
     def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
         """The best ones."""
-        return [choose_best(*frame, min_score=min_score, most=self.most_candidates) for frame in zip(*outputs)]
+        return [
+            choose_best(*frame, min_score=min_score, max_candidates=self.most_candidates) for frame in zip(*outputs)
+        ]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def choose_best(
     points: np.ndarray | None = None,
     *,
     min_score: float,
-    most: int,
+    max_candidates: int,
     **shapes: np.ndarray,
 ) -> Candidates:
     """The best candidates of one frame from `min_score` on: boxes (A, 4), scores (A, C), points (A, P, 3).
@@ -99,23 +101,25 @@ def choose_best(
     """
     flat = scores.ravel()
     places = np.flatnonzero(flat >= min_score)
-    if len(places) > most:
+    if len(places) > max_candidates:
         values = flat[places]
-        places = places[values >= np.partition(values, -most)[-most]]  # to sort all would take much longer
-        places = places[np.argsort(-flat[places], kind="stable")[:most]]
+        # To sort all of them would take much longer.
+        least = np.partition(values, -max_candidates)[-max_candidates]
+        places = places[values >= least]
+        places = places[np.argsort(-flat[places], kind="stable")[:max_candidates]]
     rows, labels = np.divmod(places, scores.shape[1])
-    named = {name: values[rows] for name, values in shapes.items()}
+    shapes_of_rows = {name: values[rows] for name, values in shapes.items()}
     best = Candidates(boxes[rows].clip(0, 1), flat[places], labels, None if points is None else points[rows])
-    return best._replace(**named)
+    return best._replace(**shapes_of_rows)
 
 
-def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
+def suppress(candidates: Candidates, nms_iou: float | None) -> Candidates:
     """The best candidates, best first, without what overlaps a better one of its class by more than `nms_iou`.
 
     Of equal scores the first one wins. The result is that of torchvision's batched_nms; of rotated boxes the overlap is
     that of normal distributions.
     """
-    ordered = found.take(np.argsort(-found.scores, kind="stable"))
+    ordered = candidates.take(np.argsort(-candidates.scores, kind="stable"))
     if nms_iou is None:
         return ordered.take(np.arange(min(len(ordered.scores), MAX_DETECTIONS)))
     chosen = np.empty(0, np.int64)
@@ -130,13 +134,13 @@ def suppress(found: Candidates, nms_iou: float | None) -> Candidates:
     return ordered.take(chosen)
 
 
-def _rivals(found: Candidates, rows: np.ndarray, others: np.ndarray, nms_iou: float) -> np.ndarray:
+def _rivals(candidates: Candidates, rows: np.ndarray, columns: np.ndarray, nms_iou: float) -> np.ndarray:
     """bool (R, O): which of these rows and of the others are of one class and overlap by more than `nms_iou`."""
-    same = found.labels[rows][:, None] == found.labels[others]
-    if found.corners is not None:
-        return same & (_overlap_rotated(found.corners[rows], found.corners[others]) > nms_iou)
-    x0, y0, x1, y1 = found.boxes[rows].T[:, :, None]
-    left, top, right, bottom = found.boxes[others].T
+    same = candidates.labels[rows][:, None] == candidates.labels[columns]
+    if candidates.corners is not None:
+        return same & (_overlap_rotated(candidates.corners[rows], candidates.corners[columns]) > nms_iou)
+    x0, y0, x1, y1 = candidates.boxes[rows].T[:, :, None]
+    left, top, right, bottom = candidates.boxes[columns].T
     width = np.minimum(x1, right) - np.maximum(x0, left)
     height = np.minimum(y1, bottom) - np.maximum(y0, top)
     shared = width.clip(0, None) * height.clip(0, None)
@@ -153,9 +157,9 @@ def _overlap_rotated(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     al., "Gaussian Bounding Boxes and Probabilistic Intersection-over-Union", 2021.
     """
     (centre, spread), (other, other_spread) = (_moments(boxes) for boxes in (first, second))
-    apart = centre[:, None] - other
+    offsets = centre[:, None] - other
     both = (spread[:, None] + other_spread) / 2
-    far = np.einsum("roi,roij,roj->ro", apart, np.linalg.inv(both), apart) / 8
+    far = np.einsum("roi,roij,roj->ro", offsets, np.linalg.inv(both), offsets) / 8
     areas = np.sqrt(np.linalg.det(spread)[:, None] * np.linalg.det(other_spread))
     return 1 - np.sqrt(1 - np.exp(-far - np.log(np.linalg.det(both) / areas) / 2).clip(0, 1))
 

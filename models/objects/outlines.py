@@ -35,21 +35,21 @@ CONFIG = OutlineConfig()
 
 
 def outline_candidates(
-    found: Candidates, size: tuple[int, int], preprocess: Preprocess | None = None
+    candidates: Candidates, size: tuple[int, int], preprocess: Preprocess | None = None
 ) -> tuple[Outline, ...]:
     """The outlines of candidates in pixels of a frame (width, height); none where they have neither masks nor corners.
 
     `preprocess` None squeezes the whole frame.
     """
-    if found.corners is not None:
-        placed = [[place_points(one, size, preprocess)] for one in found.corners]
-    elif found.coefficients is not None and found.prototypes is not None:
-        masks = zip(found.coefficients, found.boxes, strict=True)
-        traced = [trace_mask(values, found.prototypes, box) for values, box in masks]
-        placed = [[place_points(one, size, preprocess).clip(0, size) for one in parts] for parts in traced]
+    if candidates.corners is not None:
+        placed = [[place_points(corners, size, preprocess)] for corners in candidates.corners]
+    elif candidates.coefficients is not None and candidates.prototypes is not None:
+        masks = zip(candidates.coefficients, candidates.boxes, strict=True)
+        traced = [trace_mask(values, candidates.prototypes, box) for values, box in masks]
+        placed = [[place_points(polygon, size, preprocess).clip(0, size) for polygon in parts] for parts in traced]
     else:
         return ()
-    return tuple(tuple(_as_points(one) for one in parts) for parts in placed)
+    return tuple(tuple(_as_points(polygon) for polygon in parts) for parts in placed)
 
 
 def place_points(points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None) -> np.ndarray:
@@ -79,7 +79,7 @@ def trace_mask(coefficients: np.ndarray, prototypes: np.ndarray, box: np.ndarray
         centres = (np.arange(mask.shape[1 - axis]) + 0.5) / scale + low[axis]
         outside = (centres < box[axis] * sides[axis]) | (centres > box[2 + axis] * sides[axis])
         mask[(slice(None), outside) if axis == 0 else outside] = False
-    return [(one / scale + low) / sides for one in trace_pixels(mask)]
+    return [(polygon / scale + low) / sides for polygon in trace_pixels(mask)]
 
 
 def trace_pixels(mask: np.ndarray) -> list[np.ndarray]:
@@ -87,8 +87,8 @@ def trace_pixels(mask: np.ndarray) -> list[np.ndarray]:
     import cv2
 
     contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    polygons = [cv2.approxPolyDP(one, CONFIG.tolerance, True)[:, 0] + 0.5 for one in contours]
-    return [one for one in polygons if len(one) >= MIN_POINTS]
+    polygons = [cv2.approxPolyDP(contour, CONFIG.tolerance, True)[:, 0] + 0.5 for contour in contours]
+    return [polygon for polygon in polygons if len(polygon) >= MIN_POINTS]
 
 
 def rotate_boxes(boxes: Array, angles: Array) -> Array:

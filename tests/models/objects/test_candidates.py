@@ -74,11 +74,11 @@ def test_of_equal_scores_the_first_wins_and_points_stay_with_their_boxes() -> No
 def test_best_candidates_are_bounded_and_within_the_input() -> None:
     boxes = np.array([[-1, 0, 0.5, 2], [0, 0, 1, 1]], np.float32)
     scores = np.array([[0.9, 0.2, 0.5], [0.4, 0.3, 0.8]], np.float32)
-    found = choose_best(boxes, scores, min_score=0.3, most=3)
+    found = choose_best(boxes, scores, min_score=0.3, max_candidates=3)
     labels = dict(zip(found.scores.tolist(), found.labels.tolist(), strict=True))
     assert labels == {scores[0, 0]: 0, scores[0, 2]: 2, scores[1, 2]: 2}
     assert found.boxes.min() == 0 and found.boxes.max() == 1
-    assert len(choose_best(boxes, scores, min_score=0.95, most=3).scores) == 0
+    assert len(choose_best(boxes, scores, min_score=0.95, max_candidates=3).scores) == 0
 
 
 def test_readers_take_what_networks_give() -> None:
