@@ -20,8 +20,8 @@ def batchnorms_of(model: nn.Module) -> list[_BatchNorm]:
 
 def is_frozen(norm: nn.Module) -> bool:
     """Whether the norm is frozen: it has parameters and none of them is trained."""
-    own = list(norm.parameters(recurse=False))
-    return bool(own) and not any(parameter.requires_grad for parameter in own)
+    parameters = list(norm.parameters(recurse=False))
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 @torch.no_grad()

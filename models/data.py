@@ -122,24 +122,26 @@ def load_split(query: Query, name: str) -> Split:
     paths = [picture.path for picture in pictures]
     overlap = ""
     if layout.has_splits:
-        earlier = [path for one in SPLITS[: SPLITS.index(name)] for path in layout.list_files(one)]
+        earlier = [path for split in SPLITS[: SPLITS.index(name)] for path in layout.list_files(split)]
         overlap = note_overlap(where, name, paths, earlier)
     units, times_s = read_units_and_times(paths, [picture.unit for picture in pictures])
     labels = tuple(picture.label for picture in pictures)
     return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s, overlap)
 
 
-def read_units_and_times(paths: Sequence[Path], named: Sequence[str] = ()) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Clip or track, and seconds into it, of each picture in order; a table may have `named` the clips."""
-    found = [match for path in paths if (match := UNIT_AND_TIME.match(path.stem))]
-    if paths and len(found) == len(paths):
-        units = tuple(given or match[1] for given, match in zip_longest(named, found, fillvalue=""))
-        return units, tuple(int(match[2]) / 1000 for match in found)
-    if named and all(named):
+def read_units_and_times(
+    paths: Sequence[Path], table_units: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Clip or track, and seconds into it, of each picture in order; a table may have `table_units` the clips."""
+    matches = [match for path in paths if (match := UNIT_AND_TIME.match(path.stem))]
+    if paths and len(matches) == len(paths):
+        units = tuple(table_unit or match[1] for table_unit, match in zip_longest(table_units, matches, fillvalue=""))
+        return units, tuple(int(match[2]) / 1000 for match in matches)
+    if table_units and all(table_units):
         clocks: dict[str, count[int]] = defaultdict(count)
-        return tuple(named), tuple(float(next(clocks[unit])) for unit in named)
-    if found:
-        note_names(paths, len(found))
+        return tuple(table_units), tuple(float(next(clocks[unit])) for unit in table_units)
+    if matches:
+        note_names(paths, len(matches))
     return units_without_names(len(paths)), tuple(map(float, range(len(paths))))
 
 
@@ -224,7 +226,7 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     if len(sizes) > 1:
         changes = ", ".join(f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items())
         add_note(path, f"its frames change their size: {changes}")
-    return [partial(decode_jpeg, one.result()) for one in encoded], tuple(times_s)
+    return [partial(decode_jpeg, future.result()) for future in encoded], tuple(times_s)
 
 
 def encode_jpeg(frame: np.ndarray) -> np.ndarray:

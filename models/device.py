@@ -22,12 +22,12 @@ def empty_caches() -> None:
         torch.cuda.empty_cache()
 
 
-def retry_with_smaller_batch(most: int, attempt: Callable[[int], T], least: int = 1) -> tuple[int, T]:
-    """The largest batch size, halved from `most`, for which `attempt` does not run out of memory, and its result.
+def retry_with_smaller_batch(largest: int, attempt: Callable[[int], T], least: int = 1) -> tuple[int, T]:
+    """The largest batch size, halved from `largest`, for which `attempt` does not run out of memory, and its result.
 
     Other errors, and running out of memory at `least`, are raised.
     """
-    size = most
+    size = largest
     while True:
         try:
             return size, attempt(size)

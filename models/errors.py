@@ -28,22 +28,22 @@ def one_line(text: object) -> str:
 def is_interrupt(error: BaseException | None) -> bool:
     """Whether an error is a KeyboardInterrupt, or was caused by one."""
     seen: set[int] = set()
-    left = [error]
-    while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if cause is None or id(cause) in seen:
             continue
-        if isinstance(one, KeyboardInterrupt):
+        if isinstance(cause, KeyboardInterrupt):
             return True
-        seen.add(id(one))
-        left += [one.__cause__, one.__context__]
+        seen.add(id(cause))
+        pending += [cause.__cause__, cause.__context__]
     return False
 
 
-def join_names(names: Collection[str], most: int = 8) -> str:
+def join_names(names: Collection[str], max_names: int = 8) -> str:
     """`a, b, c and 12 more`."""
-    left = len(names) - most
-    return ", ".join(islice(names, most)) + (f" and {left} more" if left > 0 else "")
+    hidden = len(names) - max_names
+    return ", ".join(islice(names, max_names)) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 class GemelError(Exception):
@@ -80,8 +80,8 @@ class InputError(GemelError):
 
 def join_errors(errors: Sequence[InputError]) -> InputError:
     """The first of these errors with all others, and theirs, as its `others`."""
-    first, *rest = errors
-    first.others = (*first.others, *(one for error in rest for one in (error, *error.others)))
+    first, *following = errors
+    first.others = (*first.others, *(fault for error in following for fault in (error, *error.others)))
     return first
 
 

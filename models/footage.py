@@ -45,7 +45,7 @@ class FootageConfig:
     """Blocks below which all of them prove."""
     thumb: int = 32
     """Side of the grey thumbnails that tell frames apart."""
-    alike: float = 0.75
+    scene_difference: float = 0.75
     """Root mean square of the difference of two thumbnails, of 255, below which frames are one scene."""
     same_view: float = 0.3
     """Correlation of two mean thumbnails below which they show two views: of 253 pairs of clips of a street camera, by
@@ -183,16 +183,16 @@ def prepare_proof(
     thumbs = read_thumbs(frames)
     blocks = np.array(cut.blocks)
     digest = hashlib.sha256(thumbs.tobytes()).hexdigest()
-    others = [read_thumbs(one) for one in (*seen, *([val] if val else []))]
-    known = find_alike(thumbs, np.concatenate([np.empty((0, FOOTAGE.thumb**2), np.uint8), *others]))
-    if val and (likeness := compare_views(thumbs, others[-1])) < FOOTAGE.same_view:
+    earlier_thumbs = [read_thumbs(earlier) for earlier in (*seen, *([val] if val else []))]
+    is_known = find_alike(thumbs, np.concatenate([np.empty((0, FOOTAGE.thumb**2), np.uint8), *earlier_thumbs]))
+    if val and (likeness := compare_views(thumbs, earlier_thumbs[-1])) < FOOTAGE.same_view:
         text = f"its footage looks like that of another camera than val (correlation {likeness:.2f})"
         add_note(query.id, f"{text}: agreement is measured there", "give footage of this query's camera")
     repeated = np.zeros(len(thumbs), bool)
     for number in range(1, int(blocks.max()) + 1):
         within = blocks == number
         repeated[within] = find_alike(thumbs[within], thumbs[blocks < number])
-    trained = {number for number in range(int(blocks.max()) + 1) if known[blocks == number].mean() >= 0.5}
+    trained = {number for number in range(int(blocks.max()) + 1) if is_known[blocks == number].mean() >= 0.5}
     again = {number for number in range(int(blocks.max()) + 1) if repeated[blocks == number].all()} - trained
     problem = ""
     if len(trained) == blocks.max() + 1:
@@ -216,22 +216,22 @@ def read_thumbs(frames: PreparedFrames) -> np.ndarray:
     return np.round(np.array(thumbs)).astype(np.uint8).reshape(len(frames), -1)
 
 
-def compare_views(thumbs: np.ndarray, others: np.ndarray) -> float:
+def compare_views(thumbs: np.ndarray, earlier: np.ndarray) -> float:
     """The correlation of the mean thumbnails (N, P) and (M, P): what does not move tells a camera; 1 of even ones."""
-    first, second = (side.astype(float).mean(axis=0) for side in (thumbs, others))
+    first, second = (side.astype(float).mean(axis=0) for side in (thumbs, earlier))
     return float(np.corrcoef(first, second)[0, 1]) if first.std() * second.std() > 0 else 1.0
 
 
-def find_alike(thumbs: np.ndarray, others: np.ndarray) -> np.ndarray:
+def find_alike(thumbs: np.ndarray, earlier: np.ndarray) -> np.ndarray:
     """Which of these frames (N, P) show the scene of any other (M, P): bool (N,)."""
-    alike = np.zeros(len(thumbs), bool)
-    right = others.astype(np.float32)
+    is_alike = np.zeros(len(thumbs), bool)
+    right = earlier.astype(np.float32)
     squares = (right**2).sum(1)
-    for start in range(0, len(thumbs) if len(others) else 0, 256):
-        left = thumbs[start : start + 256].astype(np.float32)
-        apart = (left**2).sum(1)[:, None] - 2 * left @ right.T + squares
-        alike[start : start + 256] = apart.min(axis=1) <= FOOTAGE.alike**2 * thumbs.shape[1]
-    return alike
+    for start in range(0, len(thumbs) if len(earlier) else 0, 256):
+        batch = thumbs[start : start + 256].astype(np.float32)
+        squared_distances = (batch**2).sum(1)[:, None] - 2 * batch @ right.T + squares
+        is_alike[start : start + 256] = squared_distances.min(axis=1) <= FOOTAGE.scene_difference**2 * thumbs.shape[1]
+    return is_alike
 
 
 def _read_clips(query: Query, path: Path) -> list[FootageClip]:
@@ -246,7 +246,9 @@ def _read_clips(query: Query, path: Path) -> list[FootageClip]:
         raise InputError(path, f"holds no frames (query {query.id})", HINT, "footage")
     units, times_s = read_units_and_times(paths)
     by_unit: dict[str, list[int]] = {}
-    for place, unit in enumerate(units if any("__" in one.stem for one in paths[:1]) else [path.name] * len(paths)):
+    for place, unit in enumerate(
+        units if any("__" in picture.stem for picture in paths[:1]) else [path.name] * len(paths)
+    ):
         by_unit.setdefault(unit, []).append(place)
     return [
         FootageClip(

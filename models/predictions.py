@@ -129,14 +129,14 @@ class PosePrediction(DetectionPrediction):
 
     def in_frame(self, left: int, top: int, size: tuple[int, int]) -> PosePrediction:
         """As of a detection; the points move, too."""
-        points = tuple(tuple((x + left, y + top, score) for x, y, score in own) for own in self.points)
+        points = tuple(tuple((x + left, y + top, score) for x, y, score in pose) for pose in self.points)
         moved = super().in_frame(left, top, size)
         return PosePrediction(moved.classes, moved.scores, moved.boxes, points)
 
     def to_record(self) -> dict[str, Any]:
         """`detections` of a result, each with `points`: x, y and score."""
         rows = zip(super().to_record()["detections"], self.points, strict=True)
-        return {"detections": [{**row, "points": [list(point) for point in own]} for row, own in rows]}
+        return {"detections": [{**row, "points": [list(point) for point in pose]} for row, pose in rows]}
 
 
 @dataclass(frozen=True)

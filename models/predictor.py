@@ -64,7 +64,7 @@ class Predictor:
     def __call__(self, frame: Any) -> Any:
         """The prediction of a frame, or a list of those of a list or tuple of frames."""
         if isinstance(frame, list | tuple):
-            return [self.predict_frame(one) for one in frame]
+            return [self.predict_frame(element) for element in frame]
         return self.predict_frame(frame)
 
     def predict_frame(self, frame: Any) -> Prediction:
@@ -80,8 +80,8 @@ class Predictor:
         with torch.inference_mode():
             outputs = self.model(batch.to(next(self.model.parameters()).device))
             task, preprocess = task_of(self.task), self.prepare.preprocess
-            (found,) = read_outputs(task, self.model, outputs, [size], self.classes, self.min_score, preprocess)
-        return found if region.roi is None else found.in_frame(*region.pixels(whole)[:2], whole)
+            (prediction,) = read_outputs(task, self.model, outputs, [size], self.classes, self.min_score, preprocess)
+        return prediction if region.roi is None else prediction.in_frame(*region.pixels(whole)[:2], whole)
 
 
 def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> FrameModel:
@@ -89,8 +89,8 @@ def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> FrameMod
     preprocess, classes = predictor.prepare.preprocess, tuple(predictor.classes)
     height, width = preprocess.size
     line = f"{name}: {predictor.task} of {', '.join(classes[:5])}{', ...' * (len(classes) > 5)}, {width} x {height}"
-    own = {"preprocess": predictor.prepare, "classes": classes, "predict": predictor}
-    for key, value in own.items():
+    attributes = {"preprocess": predictor.prepare, "classes": classes, "predict": predictor}
+    for key, value in attributes.items():
         if not hasattr(model, key):
             setattr(model, key, value)
     model.extra_repr = partial(str, line)  # type: ignore[method-assign]

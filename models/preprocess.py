@@ -73,11 +73,12 @@ class Region:
 
     def find_problem(self, frame_size: tuple[int, int]) -> str:
         """Why the region does not fit frames of this (width, height); empty where it does."""
-        (width, height), named = frame_size, self.frame_size
+        (width, height), stated_size = frame_size, self.frame_size
         if self.roi is None:
             return ""
-        if named and abs(width * named[1] / (height * named[0]) - 1) > ASPECT_TOLERANCE:
-            return f"looks at a part of frames of {named[0]}x{named[1]}; {width}x{height} pixels have another aspect"
+        if stated_size and abs(width * stated_size[1] / (height * stated_size[0]) - 1) > ASPECT_TOLERANCE:
+            stated = f"{stated_size[0]}x{stated_size[1]}"
+            return f"looks at a part of frames of {stated}; {width}x{height} pixels have another aspect"
         x0, y0, *_ = self.pixels(frame_size)
         inside = x0 < width and y0 < height
         return "" if inside else f"looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
@@ -217,7 +218,9 @@ class Preprocess:
         """As `to_frame`, not cut; or places (N, 2)."""
         if self.resize == "stretch":
             return places
-        offset, extent = (one[: places.shape[1]].astype(places.dtype) for one in self._offset_and_extent(frame_size))
+        offset, extent = (
+            edges[: places.shape[1]].astype(places.dtype) for edges in self._offset_and_extent(frame_size)
+        )
         return (places - offset) / extent
 
     def from_frame(self, boxes: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:

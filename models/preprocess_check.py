@@ -32,10 +32,10 @@ CROP_FRACTION = 0.875
 
 @dataclass(frozen=True)
 class BetterPreprocess:
-    """`keys` of a query's `preprocess` that would raise the metric from `own` to `reached`, over `frames` of val."""
+    """`keys` of a query's `preprocess` that would raise the metric from `current` to `reached` on `frames` of val."""
 
     keys: dict[str, Any]
-    own: float
+    current: float
     reached: float
     frames: int
 
@@ -56,7 +56,7 @@ def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reac
     if better is not None:
         keys = ", ".join(f"{key}: {_as_yaml(value)}" for key, value in better.keys.items())
         return (
-            f"its original reaches {better.own:.2f} {metric} on {better.frames} frames of val, and "
+            f"its original reaches {better.current:.2f} {metric} on {better.frames} frames of val, and "
             f"{better.reached:.2f} with `preprocess: {{{keys}}}`",
             "write that into the query if it was trained so",
         )
@@ -82,21 +82,23 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bo
     indices = _draw(val)
     half = len(indices) // 2
     chosen_on, held_on = val.at(indices[:half] or indices), val.at(indices[half:])
-    own = best = preprocess_of(query)
+    current = best = preprocess_of(query)
     prepared: dict[tuple[Any, ...], PreparedFrames] = {}
-    least = reached = _measure(query, model, chosen_on, own, prepared)
+    least = reached = _measure(query, model, chosen_on, current, prepared)
     for ways in (_other_values, _other_resizing):
-        others = ways(best, query) if every or ways is _other_resizing else [_turn_channels(best)]
-        tried = {one: _measure(query, model, chosen_on, one, prepared) for one in others}
-        found = max(tried, key=tried.__getitem__)
-        if tried[found] >= reached + STEP:
-            best, reached = found, tried[found]
+        candidates = ways(best, query) if every or ways is _other_resizing else [_turn_channels(best)]
+        tried = {candidate: _measure(query, model, chosen_on, candidate, prepared) for candidate in candidates}
+        winner = max(tried, key=tried.__getitem__)
+        if tried[winner] >= reached + STEP:
+            best, reached = winner, tried[winner]
     if reached < least + PLAINLY:
         return None
-    before, after = (_measure(query, model, held_on, one, {}) for one in (own, best))
+    before, after = (_measure(query, model, held_on, preprocess, {}) for preprocess in (current, best))
     if after < before + PLAINLY:
         return None
-    changed = {one.name: value for one in fields(best) if (value := getattr(best, one.name)) != getattr(own, one.name)}
+    changed = {
+        item.name: value for item in fields(best) if (value := getattr(best, item.name)) != getattr(current, item.name)
+    }
     return BetterPreprocess(changed, before, after, len(held_on))
 
 
@@ -128,17 +130,17 @@ def _measure(
     prepared: dict[tuple[Any, ...], PreparedFrames],
 ) -> float:
     """The metric over these frames, with the threshold that suits them best; frames of one geometry are kept."""
-    asked, task = replace(query, preprocess=preprocess), task_of(query)
+    adapted, task = replace(query, preprocess=preprocess), task_of(query)
     geometry = (preprocess.resize, preprocess.crop_fraction)
-    answers = predict(model, asked, prepared.setdefault(geometry, PreparedFrames(asked, split)))
+    answers = predict(model, adapted, prepared.setdefault(geometry, PreparedFrames(adapted, split)))
     assert split.labels is not None
     return score(task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels))
 
 
-def _draw(val: Split, most: int = 2 * FRAMES) -> list[int]:
+def _draw(val: Split, max_frames: int = 2 * FRAMES) -> list[int]:
     """Frames at random: labels may alternate, so that even distances could meet one of them alone."""
-    return Random(0).sample(range(len(val)), min(len(val), most))
+    return Random(0).sample(range(len(val)), min(len(val), max_frames))
 
 
 def _as_yaml(value: Any) -> str:
-    return f"[{', '.join(f'{one:g}' for one in value)}]" if isinstance(value, tuple) else str(value)
+    return f"[{', '.join(f'{number:g}' for number in value)}]" if isinstance(value, tuple) else str(value)

@@ -62,6 +62,6 @@ class Stages:
         if not self._whole or now - self._reported < INTERVAL_S:
             return
         done = self._most = max(self._most, min(1.0, amount / self._whole))
-        left = (now - self._began) * (1 - done) / done if done >= MIN_DONE else None
+        seconds_left = (now - self._began) * (1 - done) / done if done >= MIN_DONE else None
         self._reported = now
-        self._progress("part", done=None if self._is_bound else done, seconds_left=left)
+        self._progress("part", done=None if self._is_bound else done, seconds_left=seconds_left)

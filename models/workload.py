@@ -129,8 +129,8 @@ class Workload:
         for query in self.queries:
             if query.id == query_id:
                 return query
-        known = join_names([query.id for query in self.queries])
-        raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {known}", "queries")
+        ids = join_names([query.id for query in self.queries])
+        raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {ids}", "queries")
 
 
 MAX_FOOTAGE = 1000
@@ -176,12 +176,12 @@ class _PreprocessKeys(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_name(cls, given: Any) -> Any:
-        if not isinstance(given, str):
-            return given
-        if given not in NORMALISATIONS:
+    def _read_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value not in NORMALISATIONS:
             raise ValueError(f"give {' or '.join(NORMALISATIONS)}, or keys such as resize, mean and std")
-        return NORMALISATIONS[given]
+        return NORMALISATIONS[value]
 
     resize: Resize = "stretch"
     size: tuple[_Side, _Side] | None = None
@@ -295,9 +295,9 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
     yield from ((f"the source of camera {camera.id}", camera.source) for camera in workload.cameras.values())
     for query in workload.queries:
         weights = None if query.id in trained else query.weights
-        for what, path in (("the weights", weights), ("the first weights", query.init)):
+        for description, path in (("the weights", weights), ("the first weights", query.init)):
             if isinstance(path, Path):
-                yield f"{what} of {query.id}", path
+                yield f"{description} of {query.id}", path
         if query.data is not None:
             splits = [
                 query.data / split for split in ("train", "val", "valid", "test") if (query.data / split).is_dir()
@@ -308,46 +308,46 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
 
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     where = f"queries[{index}]"
-    given = _complete(path, root, keys.queries[index], where)
-    assert given.task is not None  # _complete has it
-    check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
-    label_map = _label_map(given.classes, path, f"{where}.classes ({given.id})")
-    if len(set(given.classes)) < len(given.classes):
-        raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({given.id})")
-    fewest = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}.get(given.task, 1)
-    if len(given.classes) < fewest:
+    query = _complete(path, root, keys.queries[index], where)
+    assert query.task is not None  # _complete has it
+    check_name(query.model, query.task, str(path), f"{where}.model ({query.id})")
+    label_map = _label_map(query.classes, path, f"{where}.classes ({query.id})")
+    if len(set(query.classes)) < len(query.classes):
+        raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({query.id})")
+    fewest = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}.get(query.task, 1)
+    if len(query.classes) < fewest:
         counted = "two classes or more" if fewest == 2 else "a class or more"
         remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
-        raise InputError(path, f"{given.task} needs {counted}", remedy, f"{where}.classes ({given.id})")
-    if given.multi_label and given.task != "classification":
-        key = f"{where}.multi_label ({given.id})"
+        raise InputError(path, f"{query.task} needs {counted}", remedy, f"{where}.classes ({query.id})")
+    if query.multi_label and query.task != "classification":
+        key = f"{where}.multi_label ({query.id})"
         raise InputError(
-            path, f"{given.task} has one way of labels", "take it out, or name `task: classification`", key
+            path, f"{query.task} has one way of labels", "take it out, or name `task: classification`", key
         )
-    if (given.agreement is None) == (given.task == "tensor"):
-        fault = "this key is missing" if given.agreement is None else f"{given.task} has its own metric"
-        remedy = "take it out" if given.agreement else "say how outputs compare: argmax, cosine or relative-error"
-        raise InputError(path, fault, remedy, f"{where}.agreement ({given.id})")
+    if (query.agreement is None) == (query.task == "tensor"):
+        fault = "this key is missing" if query.agreement is None else f"{query.task} has its own metric"
+        remedy = "take it out" if query.agreement else "say how outputs compare: argmax, cosine or relative-error"
+        raise InputError(path, fault, remedy, f"{where}.agreement ({query.id})")
     preprocess = (
-        None if given.preprocess is None else given.preprocess.model_dump(exclude_unset=True, exclude_none=True)
+        None if query.preprocess is None else query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
     )
-    size = (preprocess or {}).get("size", given.input_size)
-    if size is None and not is_external(given.model):
+    size = (preprocess or {}).get("size", query.input_size)
+    if size is None and not is_external(query.model):
         fault, remedy = "this key is missing", "give the side of the network's input in pixels, or [height, width]"
-        raise InputError(path, fault, remedy, f"{where}.input_size ({given.id})")
-    if size is not None and given.input_size is not None and height_width(size) != height_width(given.input_size):
-        fault = f"{list(size)} is not the query's input_size, {given.input_size}"
-        raise InputError(path, fault, "give one of them", f"{where}.preprocess.size ({given.id})")
-    roi = given.roi
+        raise InputError(path, fault, remedy, f"{where}.input_size ({query.id})")
+    if size is not None and query.input_size is not None and height_width(size) != height_width(query.input_size):
+        fault = f"{list(size)} is not the query's input_size, {query.input_size}"
+        raise InputError(path, fault, "give one of them", f"{where}.preprocess.size ({query.id})")
+    roi = query.roi
     if roi is not None and not (0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL):
         fault = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
-        raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
-    camera_size = given.frame_size or (FURTHEST_PIXEL, FURTHEST_PIXEL)
+        raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({query.id})")
+    camera_size = query.frame_size or (FURTHEST_PIXEL, FURTHEST_PIXEL)
     if roi is not None and (roi[2] > camera_size[0] or roi[3] > camera_size[1]):
         fault = f"{list(roi)} reaches beyond frames of {camera_size[0]}x{camera_size[1]} pixels"
-        raise InputError(path, fault, "correct it, or `frame_size`", f"{where}.roi ({given.id})")
-    if roi is not None and max(roi) > 1 and given.frame_size is None:
-        text = f"the roi of query {given.id} is in pixels, and nothing says of which frames"
+        raise InputError(path, fault, "correct it, or `frame_size`", f"{where}.roi ({query.id})")
+    if roi is not None and max(roi) > 1 and query.frame_size is None:
+        text = f"the roi of query {query.id} is in pixels, and nothing says of which frames"
         add_note(path, text, "add `frame_size: [width, height]` of its camera, or give fractions")
 
     def resolve(value: str | None) -> Path | None:
@@ -356,111 +356,111 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     def resolve_weights(name: str, value: str | None) -> Path | Published | None:
         if value is None or not value.startswith(PREFIX):
             return resolve(value)
-        return find_published(value, given.model, path, f"{where}.{name} ({given.id})")
+        return find_published(value, query.model, path, f"{where}.{name} ({query.id})")
 
-    camera = keys.cameras.get(given.camera)
-    footage = given.footage if given.footage is not None or camera is None else camera.footage
-    weights = resolve_weights("weights", given.weights)
-    if is_model_file(given.model) and weights is None:
-        weights = _absolute(root, given.model)
+    camera = keys.cameras.get(query.camera)
+    footage = query.footage if query.footage is not None or camera is None else camera.footage
+    weights = resolve_weights("weights", query.weights)
+    if is_model_file(query.model) and weights is None:
+        weights = _absolute(root, query.model)
     return Query(
-        id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes),
-        model=str(_absolute(root, given.model)) if is_model_file(given.model) else given.model,
-        model_args=given.model_args, input_size=None if size is None else side_or_sides(height_width(size)),
-        weights=weights, init=resolve_weights("init", given.init),
-        fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras else None),
-        sla_ms=given.sla_ms, roi=roi, frame_size=given.frame_size,
-        min_score=given.min_score, priority=given.priority, data=resolve(given.data),
-        accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
-        preprocess=preprocess, decoder=given.decoder, keep_architecture=given.keep_architecture,
-        label_map=label_map, agreement=given.agreement, multi_label=given.multi_label,
-        footage=_footage(root, footage or []), agreement_target=given.agreement_target or keys.agreement_target,
-        max_flips=given.max_flips or keys.max_flips, labels=given.labels,
+        id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),
+        model=str(_absolute(root, query.model)) if is_model_file(query.model) else query.model,
+        model_args=query.model_args, input_size=None if size is None else side_or_sides(height_width(size)),
+        weights=weights, init=resolve_weights("init", query.init),
+        fps=query.fps or (keys.cameras[query.camera].fps if query.camera in keys.cameras else None),
+        sla_ms=query.sla_ms, roi=roi, frame_size=query.frame_size,
+        min_score=query.min_score, priority=query.priority, data=resolve(query.data),
+        accuracy_target=query.accuracy_target or keys.accuracy_target, file=path.resolve(),
+        preprocess=preprocess, decoder=query.decoder, keep_architecture=query.keep_architecture,
+        label_map=label_map, agreement=query.agreement, multi_label=query.multi_label,
+        footage=_footage(root, footage or []), agreement_target=query.agreement_target or keys.agreement_target,
+        max_flips=query.max_flips or keys.max_flips, labels=query.labels,
     )  # fmt: skip
 
 
 def _label_map(classes: Sequence[str] | Mapping[str, str | Sequence[str]], path: Path, key: str) -> dict[str, str]:
     """Label of the data -> class, of `{class: label or labels}`; empty for a list of classes."""
-    found: dict[str, str] = {}
-    for name, given in classes.items() if isinstance(classes, Mapping) else ():
-        labels = [given] if isinstance(given, str) else given
+    class_of: dict[str, str] = {}
+    for name, stated in classes.items() if isinstance(classes, Mapping) else ():
+        labels = [stated] if isinstance(stated, str) else stated
         if not labels:
             raise InputError(path, f"'{name}' has no labels", f"write {name}: [{name}]", key)
         for label in labels:
-            if found.setdefault(label, name) != name:
-                raise InputError(path, f"'{label}' is of '{found[label]}' and of '{name}'", "name it once", key)
-    return found
+            if class_of.setdefault(label, name) != name:
+                raise InputError(path, f"'{label}' is of '{class_of[label]}' and of '{name}'", "name it once", key)
+    return class_of
 
 
-def _complete(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKeys:
+def _complete(path: Path, root: Path, query: _QueryKeys, where: str) -> _QueryKeys:
     """The keys with what the model's file or hub says where they say nothing."""
-    if is_hub_model(given.model):
-        return _complete_hub(path, root, given, where)
-    if not is_model_file(given.model):
-        if given.task is None:
-            check_suffix(given.model, str(path), f"{where}.model ({given.id})")
+    if is_hub_model(query.model):
+        return _complete_hub(path, root, query, where)
+    if not is_model_file(query.model):
+        if query.task is None:
+            check_suffix(query.model, str(path), f"{where}.model ({query.id})")
             remedy = "name the task, for instance detection"
-            raise InputError(path, "this key is missing", remedy, f"{where}.task ({given.id})")
-        return given
-    if given.weights is not None:
-        fault = f"{Path(given.model).name} holds its weights"
-        raise InputError(path, fault, "take this key out", f"{where}.weights ({given.id})")
+            raise InputError(path, "this key is missing", remedy, f"{where}.task ({query.id})")
+        return query
+    if query.weights is not None:
+        fault = f"{Path(query.model).name} holds its weights"
+        raise InputError(path, fault, "take this key out", f"{where}.weights ({query.id})")
     from gemel.models.decoders.files import ModelFile
 
-    size = (given.preprocess.size if given.preprocess else None) or given.input_size
-    source = _absolute(root, given.model)
-    init = given.init if given.init is not None and is_model_file(given.init) and not source.exists() else None
+    size = (query.preprocess.size if query.preprocess else None) or query.input_size
+    source = _absolute(root, query.model)
+    init = query.init if query.init is not None and is_model_file(query.init) and not source.exists() else None
     if init is not None:  # what it will be trained from, its head made for the query's classes
         source = _absolute(root, init)
     file = ModelFile(
-        source, None if size is None else height_width(size), given.decoder, given.task,
-        tuple(given.classes) if init is None else (),
+        source, None if size is None else height_width(size), query.decoder, query.task,
+        tuple(query.classes) if init is None else (),
     )  # fmt: skip
     try:
         file = file.complete()
     except InputError as error:
-        key = f"{where}.{error.key or 'model'} ({given.id})"
-        named = InputError(path, f"{given.model}: {error.problem}", error.hint, key)
+        key = f"{where}.{error.key or 'model'} ({query.id})"
+        refusal = InputError(path, f"{query.model}: {error.problem}", error.hint, key)
         unprepared = (
             []
-            if error.key != "classes" or given.preprocess or file.preprocess()
+            if error.key != "classes" or query.preprocess or file.preprocess()
             else [
                 InputError(
                     path,
-                    f"{given.model}: nothing says how its frames are prepared",
+                    f"{query.model}: nothing says how its frames are prepared",
                     UNPREPARED_HINT,
-                    f"{where}.preprocess ({given.id})",
+                    f"{where}.preprocess ({query.id})",
                 )
             ]
         )
-        raise join_errors([named, *unprepared]) from error
-    return given.model_copy(
-        update={"task": file.task, "classes": given.classes or list(file.classes), "input_size": file.size}
+        raise join_errors([refusal, *unprepared]) from error
+    return query.model_copy(
+        update={"task": file.task, "classes": query.classes or list(file.classes), "input_size": file.size}
     )
 
 
-def _complete_hub(path: Path, root: Path, given: _QueryKeys, where: str) -> _QueryKeys:
-    size = (given.preprocess.size if given.preprocess else None) or given.input_size
+def _complete_hub(path: Path, root: Path, query: _QueryKeys, where: str) -> _QueryKeys:
+    size = (query.preprocess.size if query.preprocess else None) or query.input_size
     try:
-        hub = read_hub(given.model, root, None if size is None else height_width(size))
+        hub = read_hub(query.model, root, None if size is None else height_width(size))
     except InputError as error:
-        key = f"{where}.{error.key or 'model'} ({given.id})"
-        raise InputError(path, f"{given.model}: {error.problem}", error.hint, key) from error
-    own = given.preprocess.model_dump(exclude_unset=True, exclude_none=True) if given.preprocess else {}
-    return given.model_copy(
+        key = f"{where}.{error.key or 'model'} ({query.id})"
+        raise InputError(path, f"{query.model}: {error.problem}", error.hint, key) from error
+    preprocess = query.preprocess.model_dump(exclude_unset=True, exclude_none=True) if query.preprocess else {}
+    return query.model_copy(
         update={
-            "model": given.model if given.model.startswith(TIMM) else HF + re.sub(r"\W", "_", Path(given.model).name),
-            "task": given.task or "classification",
+            "model": query.model if query.model.startswith(TIMM) else HF + re.sub(r"\W", "_", Path(query.model).name),
+            "task": query.task or "classification",
             "input_size": size or hub.size,
-            "preprocess": _PreprocessKeys(**{**hub.preprocess, **own}),
-            "weights": given.weights or (str(hub.weights) if hub.weights else None),
-            "model_args": {**hub.model_args, **given.model_args},
+            "preprocess": _PreprocessKeys(**{**hub.preprocess, **preprocess}),
+            "weights": query.weights or (str(hub.weights) if hub.weights else None),
+            "model_args": {**hub.model_args, **query.model_args},
         }
     )
 
 
-def _footage(root: Path, given: str | Sequence[str]) -> tuple[Path, ...]:
-    paths = [given] if isinstance(given, str) else given
+def _footage(root: Path, footage: str | Sequence[str]) -> tuple[Path, ...]:
+    paths = [footage] if isinstance(footage, str) else footage
     return tuple(_absolute(root, path) for path in paths)
 
 

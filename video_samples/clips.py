@@ -117,14 +117,14 @@ def write_truth(path: Path, truths: Sequence[Sequence[FrameTruth]]) -> None:
     """One line for each object that shows well enough: frame, track, class, box, visible."""
     with path.open("w", encoding="utf-8") as file:
         for index, objects in enumerate(truths):
-            for one in objects:
-                if one.counts:
+            for truth in objects:
+                if truth.counts:
                     row = {
                         "frame": index,
-                        "track": one.track,
-                        "class": one.kind,
-                        "box": one.box,
-                        "visible": one.visible,
+                        "track": truth.track,
+                        "class": truth.kind,
+                        "box": truth.box,
+                        "visible": truth.visible,
                     }
                     file.write(json.dumps(row) + "\n")
 

@@ -328,10 +328,11 @@ class SceneObject:
     def body(self) -> np.ndarray:
         """Points in world axes whose hull is the body: a vehicle's vertices, or the starts, then ends, of limbs."""
         if isinstance(self.look, Solid):
-            own = self.look.vertices
+            points = self.look.vertices
         else:
-            own = np.concatenate([self.figure.starts, self.figure.ends]) * (self.look.height / 1.75)
+            points = np.concatenate([self.figure.starts, self.figure.ends]) * (self.look.height / 1.75)
         c, s = np.cos(self.heading), np.sin(self.heading)
         return np.stack(
-            [self.x + own[:, 0] * c - own[:, 1] * s, self.y + own[:, 0] * s + own[:, 1] * c, own[:, 2]], axis=1
+            [self.x + points[:, 0] * c - points[:, 1] * s, self.y + points[:, 0] * s + points[:, 1] * c, points[:, 2]],
+            axis=1,
         )

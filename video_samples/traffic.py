@@ -186,10 +186,10 @@ class Traffic:
         cruise = mover.cruise * (0.5 if turning else 1.0)
         gap = max(gap, 0.1)
         closing = mover.speed - speed_ahead
-        wanted = MIN_GAP_M + max(
+        desired_gap = MIN_GAP_M + max(
             0.0, mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5)
         )
-        acceleration = ACCELERATION * (1 - (mover.speed / cruise) ** 4 - (wanted / gap) ** 2)
+        acceleration = ACCELERATION * (1 - (mover.speed / cruise) ** 4 - (desired_gap / gap) ** 2)
         return max(-7.0, min(ACCELERATION, acceleration))
 
 
@@ -201,9 +201,9 @@ def _ahead(mover: MovingObject, entering: list[MovingObject], leaving: list[Movi
         if other.s > mover.s and between < gap:
             gap, speed = between, other.speed
     if mover.s > mover.path.stop_m - 1:
-        left = mover.path.length - mover.s
+        remaining_m = mover.path.length - mover.s
         for other in leaving:
-            distance = left - (other.path.length - other.s)
+            distance = remaining_m - (other.path.length - other.s)
             if distance > 0 and distance - mover.half - other.half < gap:
                 gap, speed = distance - mover.half - other.half, other.speed
     return gap, speed

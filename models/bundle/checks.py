@@ -110,7 +110,7 @@ def architecture_problems(query: BundleQuery, spec: ModelSpec, entries: Mapping[
         yield f"{where}: {query.model} has no {path}"
     for path in query.tensors.keys() & spec.tensors.keys():
         entry, (dtype, shape) = entries[query.tensors[path]], spec.tensors[path]
-        if (found := wide_shape(query, path, entry)) != shape:
-            yield f"{where}: {path} has shape {found}, {query.model} needs {shape}"
+        if (shape_stored := wide_shape(query, path, entry)) != shape:
+            yield f"{where}: {path} has shape {shape_stored}, {query.model} needs {shape}"
         elif wide_code(query, path, entry) != dtype:
             yield f"{where}: {path} has dtype {entry.dtype}, {query.model} needs {dtype}"

@@ -58,23 +58,25 @@ def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Di
         check_apart([("--out", out)], [("the old bundle", old), ("the new bundle", new)])
         check_output(out)
     before, after = open_bundle(old), open_bundle(new)
-    present, wanted = _tensors_of(before), _tensors_of(after)
+    present, tensors = _tensors_of(before), _tensors_of(after)
     head = bytes(after.mapping[: after.header.data_start])
     digest = hashlib.sha256()
-    _write_bundle(digest.update, head, after.header, wanted | present)
+    _write_bundle(digest.update, head, after.header, tensors | present)
     if digest.hexdigest() != after.digest:
         problem = f"its tensors and those of {old} do not match their names"
         raise BundleError(after.path, problem, "check both with `gemel bundle verify`")
-    missing = [one for one in after.header.tensors if one.name not in present]
-    wanted[HEAD] = memoryview(zlib.compress(head, 9))
-    entries = place([*((one.name, one.dtype, one.shape) for one in missing), (HEAD, "U8", (len(wanted[HEAD]),))])
+    missing = [entry for entry in after.header.tensors if entry.name not in present]
+    tensors[HEAD] = memoryview(zlib.compress(head, 9))
+    entries = place(
+        [*((entry.name, entry.dtype, entry.shape) for entry in missing), (HEAD, "U8", (len(tensors[HEAD]),))]
+    )
     info = _UpdateInfo(format=UPDATE_FORMAT, old=before.digest, new=after.digest)
     own_head = encode_header(entries, {UPDATE_KEY: info.model_dump_json()})
     if out is not None:
         with open_atomic(out) as file:
             file.write(own_head)
-            for one in entries:
-                file.write(bytes(one.nbytes) if one.is_pad else wanted[one.name])
+            for entry in entries:
+                file.write(bytes(entry.nbytes) if entry.is_pad else tensors[entry.name])
     nbytes = len(own_head) + entries[-1].end
     return Difference(nbytes, len(missing), len(after.header.tensors), len(after.mapping))
 
@@ -91,15 +93,15 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
     before, path = open_bundle(old), Path(update)
     mapping = map_file(path)
     try:
-        own = parse_header(mapping)
-        info = _update_info(own)
-        given = _slices(own, memoryview(mapping))
-        head = _unpack_head(given.pop(HEAD, memoryview(b"")))
+        container = parse_header(mapping)
+        info = _update_info(container)
+        sent = _slices(container, memoryview(mapping))
+        head = _unpack_head(sent.pop(HEAD, memoryview(b"")))
         header = parse_head(head)
-        tensors = _tensors_of(before) | given
-        for one in header.tensors:  # nothing is written before all tensors are found
-            if one.name not in tensors or one.nbytes != len(tensors[one.name]):
-                problem = f"was not made for {old}, which lacks tensor {one.name[:12]}"
+        tensors = _tensors_of(before) | sent
+        for entry in header.tensors:  # nothing is written before all tensors are found
+            if entry.name not in tensors or entry.nbytes != len(tensors[entry.name]):
+                problem = f"was not made for {old}, which lacks tensor {entry.name[:12]}"
                 raise InputError(path, problem, f"apply it to the bundle with SHA-256 {info.old[:12]}...")
         digest = hashlib.sha256()
         with open_atomic(out) as file:
@@ -116,11 +118,11 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
     return {"bytes": header.data_start + header.data_bytes, "digest": info.new}
 
 
-def _update_info(own: Header) -> _UpdateInfo:
-    if UPDATE_KEY not in own.metadata:
+def _update_info(container: Header) -> _UpdateInfo:
+    if UPDATE_KEY not in container.metadata:
         raise ParseError(f"metadata key {UPDATE_KEY} is missing: it is no update")
     try:
-        return _UpdateInfo.model_validate_json(own.metadata[UPDATE_KEY], strict=True)
+        return _UpdateInfo.model_validate_json(container.metadata[UPDATE_KEY], strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ParseError(f"{UPDATE_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -145,7 +147,7 @@ def _tensors_of(bundle: Bundle) -> dict[str, memoryview]:
 def _slices(header: Header, view: memoryview) -> dict[str, memoryview]:
     """The bytes of each tensor of a container."""
     data = view[header.data_start :]
-    return {one.name: data[one.begin : one.end] for one in header.tensors}
+    return {entry.name: data[entry.begin : entry.end] for entry in header.tensors}
 
 
 def _write_bundle(
@@ -153,5 +155,5 @@ def _write_bundle(
 ) -> None:
     """Pass a bundle to `write`, from its first byte to its last."""
     write(head)
-    for one in header.entries.values():
-        write(bytes(one.nbytes) if one.is_pad else tensors[one.name])
+    for entry in header.entries.values():
+        write(bytes(entry.nbytes) if entry.is_pad else tensors[entry.name])

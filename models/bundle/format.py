@@ -180,11 +180,10 @@ def parse_header(buffer: Any) -> Header:
     if size < 10 or 8 + length > size:
         raise ParseError(f"the file is truncated: {size} bytes")
     header = parse_head(bytes(buffer[: 8 + length]))
-    wanted = header.data_start + header.data_bytes
-    if size != wanted:
-        raise ParseError(
-            f"the file is {'truncated' if size < wanted else 'too long'}: {size} bytes instead of {wanted}"
-        )
+    expected_size = header.data_start + header.data_bytes
+    if size != expected_size:
+        fault = "truncated" if size < expected_size else "too long"
+        raise ParseError(f"the file is {fault}: {size} bytes instead of {expected_size}")
     return header
 
 
@@ -198,9 +197,11 @@ def parse_head(head: bytes) -> Header:
         tensors = json.loads(head[8:])
         metadata = _METADATA.validate_python(tensors.pop("__metadata__"), strict=True)
         del metadata[DIGEST_KEY]
-        found = _TENSORS.validate_python(tensors, strict=True)
-        kept = {name: one for name, one in found.items() if not name.startswith(PAD)}
-        entries = place((name, one["dtype"], tuple(one["shape"])) for name, one in kept.items())
+        descriptions = _TENSORS.validate_python(tensors, strict=True)
+        contents = {name: description for name, description in descriptions.items() if not name.startswith(PAD)}
+        entries = place(
+            (name, description["dtype"], tuple(description["shape"])) for name, description in contents.items()
+        )
         is_sound = encode_header(entries, metadata) == head
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         is_sound = False
@@ -246,8 +247,8 @@ class BundleFile:
 
     def read(self, begin: int, into: memoryview) -> None:
         """Fill `into` from byte `begin`; OSError where bytes are gone or the file is not as proven."""
-        done, wanted = 0, len(into)
-        while done < wanted:
+        done, total = 0, len(into)
+        while done < total:
             read = os.preadv(self.descriptor, [into[done:]], begin + done)
             if not read:
                 raise OSError(errno.EIO, "the bundle has become shorter")

@@ -80,8 +80,8 @@ class Bundle:
     def query(self, query_id: str) -> BundleQuery:
         """The query of this id; InputError when there is none."""
         if query_id not in self._queries:
-            known = ", ".join(self._queries)
-            raise InputError(self.path, f"has no query '{query_id}'", f"it has: {known}")
+            ids = ", ".join(self._queries)
+            raise InputError(self.path, f"has no query '{query_id}'", f"it has: {ids}")
         return self._queries[query_id]
 
     def tensor(self, name: str) -> Tensor:
@@ -117,8 +117,8 @@ class Bundle:
         name, packed = query.tensors[key], query.stored.get(key)
         if packed is None:
             return self.tensor(name)
-        found = self._unpacked.get((name, packed))
-        if found is None:
+        parameter = self._unpacked.get((name, packed))
+        if parameter is None:
             from torch import nn
 
             from gemel.models.quantization import PackedWeight
@@ -127,8 +127,8 @@ class Bundle:
             stored = self.tensor(name)
             wide = PackedWeight(stored, scale, packed.dtype, packed.shape or tuple(stored.shape)).wide()
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
-            found = self._unpacked[name, packed] = nn.Parameter(wide, requires_grad=False)
-        return found
+            parameter = self._unpacked[name, packed] = nn.Parameter(wide, requires_grad=False)
+        return parameter
 
     def document_of(self, query_id: str) -> bytes:
         """The ONNX document of a query's network; InputError where the bundle does not hold it."""
@@ -205,9 +205,9 @@ class Bundle:
         if copy or torch.device(device).type != "cpu":  # moving a module moves its parameters, here everyone's
             state = {path: tensor.clone() for path, tensor in state.items()}
         model.load_state_dict(state, strict=True, assign=True)
-        left = [name for name, tensor in model.named_buffers() if tensor.is_meta]
-        if left:
-            problem = f"{query.model} has buffers outside its state_dict: {left[0]}"
+        unfilled = [name for name, tensor in model.named_buffers() if tensor.is_meta]
+        if unfilled:
+            problem = f"{query.model} has buffers outside its state_dict: {unfilled[0]}"
             raise BundleError(self.path, problem, "register them as persistent")
         model = model.requires_grad_(copy).to(device).eval()
         prepare = TensorPreprocess(query.preprocess, query.region)

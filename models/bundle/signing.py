@@ -134,8 +134,8 @@ def _signed_text(header: Header) -> bytes:
 
 
 def _metadata(header: Header, signature: str) -> dict[str, str]:
-    kept = {key: text for key, text in header.metadata.items() if key != SIGNATURE_KEY}
-    return {SIGNATURE_KEY: signature, **kept}
+    metadata = {key: text for key, text in header.metadata.items() if key != SIGNATURE_KEY}
+    return {SIGNATURE_KEY: signature, **metadata}
 
 
 def _private(path: Path) -> Ed25519PrivateKey:
@@ -157,13 +157,13 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     return _load_key(path, lambda: load(text), Ed25519PublicKey, "public key")
 
 
-def _load_key(path: Path, load: Callable[[], Any], kind: type[Key], what: str) -> Key:
-    hint = f"give an Ed25519 {what} without a password; {_MADE_BY} makes a pair"
+def _load_key(path: Path, load: Callable[[], Any], kind: type[Key], noun: str) -> Key:
+    hint = f"give an Ed25519 {noun} without a password; {_MADE_BY} makes a pair"
     try:
         key = load()
     except Exception as error:  # the library raises many kinds
         text = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-        raise InputError(path, f"is no {what}: {text}", hint) from None
+        raise InputError(path, f"is no {noun}: {text}", hint) from None
     if not isinstance(key, kind):
         raise InputError(path, "is no Ed25519 key", hint)
     return key

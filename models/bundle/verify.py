@@ -49,8 +49,8 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
             problems += islice(scale_problems(manifest, header, mapping), MAX_PROBLEMS)
         documents = {name: _bytes_of(name, header, mapping) for name in graph_names(manifest.queries)}
         problems += islice(_document_problems(manifest, header, documents), MAX_PROBLEMS)
-        found = _architecture_problems(path, factories, folder, header, manifest, documents)
-        problems += islice(found, MAX_PROBLEMS)
+        architecture_faults = _architecture_problems(path, factories, folder, header, manifest, documents)
+        problems += islice(architecture_faults, MAX_PROBLEMS)
         if not problems and [entry.name for entry in header.tensors] != list(load_order(manifest.queries)):
             problems.append("the tensors are not in load order, so that a load would be many small copies")
     return [*problems, *islice(_content_problems(header, mapping), MAX_PROBLEMS)][:MAX_PROBLEMS]

@@ -55,7 +55,7 @@ def write_bundle(
     path: str | Path,
     models: Mapping[str, nn.Module],
     queries: Sequence[BundleQuery],
-    made: Made,
+    origin: Made,
     *,
     overwrite: bool = False,
     packed: Mapping[str, Mapping[str, PackedWeight]] | None = None,
@@ -74,7 +74,7 @@ def write_bundle(
     don't fit together.
     """
     path = check_output(path, overwrite)
-    laid = _lay_out(path, models, queries, made, packed or {}, documents or {}, holders or {})
+    laid = _lay_out(path, models, queries, origin, packed or {}, documents or {}, holders or {})
     with open_atomic(path, overwrite) as file:
         file.write(laid.head)
         for entry in laid.entries:
@@ -110,7 +110,7 @@ def _lay_out(
     path: Path,
     models: Mapping[str, nn.Module],
     queries: Sequence[BundleQuery],
-    made: Made,
+    origin: Made,
     packed: Mapping[str, Mapping[str, PackedWeight]],
     documents: Mapping[str, bytes],
     holders: Mapping[str, Bundle],
@@ -120,7 +120,7 @@ def _lay_out(
         raise ValueError(f"models {sorted(ids)} and queries {[query.id for query in queries]} differ")
     tensors: dict[str, Tensor] = {}
     homes: dict[str, Bundle] = {}
-    known: dict[tuple[object, ...], str] = {}
+    names_by_content: dict[tuple[object, ...], str] = {}
     records = []
     for query in queries:
         if query.id in holders:
@@ -131,10 +131,10 @@ def _lay_out(
         places = {}
         for key, tensor in _stored_state(models[query.id].state_dict(), weights).items():
             identity = _identity(tensor)
-            if identity not in known:
-                known[identity] = _name_of(tensor, f"query {query.id}: {key}")
-            places[key] = known[identity]
-            tensors.setdefault(known[identity], tensor)
+            if identity not in names_by_content:
+                names_by_content[identity] = _name_of(tensor, f"query {query.id}: {key}")
+            places[key] = names_by_content[identity]
+            tensors.setdefault(names_by_content[identity], tensor)
         stored = {}
         for key, weight in weights.items():
             shape = weight.shape if weight.shape != weight.tensor.shape else None
@@ -156,10 +156,10 @@ def _lay_out(
     shapes |= {name: (code_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
     entries = place((name, *shapes[name]) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
-    counts = count_bytes(records, by_name, made.ceiling_bytes)
-    if counts.before < made.ceiling_bytes and not holders:
-        raise ValueError(f"{made.ceiling_bytes} bytes cannot be saved: there are fewer")
-    text = Manifest(FORMAT, made.workload, made.method, counts, tuple(records), shared_of(records)).to_json()
+    counts = count_bytes(records, by_name, origin.ceiling_bytes)
+    if counts.before < origin.ceiling_bytes and not holders:
+        raise ValueError(f"{origin.ceiling_bytes} bytes cannot be saved: there are fewer")
+    text = Manifest(FORMAT, origin.workload, origin.method, counts, tuple(records), shared_of(records)).to_json()
     try:
         manifest = parse_manifest(text)
         head = encode_header(entries, {MANIFEST_KEY: text})
@@ -190,7 +190,7 @@ def _name_of(tensor: Tensor, where: str) -> str:
 
 
 def write_substituted(
-    path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False, workload: str = ""
+    path: str | Path, bundle: Bundle, replacements: Mapping[str, Bundle], overwrite: bool = False, workload: str = ""
 ) -> None:
     """Write the bundle with each of these queries as it is in another bundle; new ones come last.
 
@@ -198,10 +198,10 @@ def write_substituted(
     One tensor is in memory at a time. Raises InputError, with nothing written, where the path exists or cannot be
     written, or bytes of one of the bundles are gone or no longer what they were.
     """
-    homes = {**{query.id: bundle for query in bundle.queries}, **others}
+    homes = {**{query.id: bundle for query in bundle.queries}, **replacements}
     queries = [home.query(query) for query, home in homes.items()]
-    made = Made(workload or bundle.manifest.workload, bundle.manifest.method, bundle.manifest.bytes.ceiling)
-    write_bundle(path, {}, queries, made, overwrite=overwrite, holders=homes)
+    origin = Made(workload or bundle.manifest.workload, bundle.manifest.method, bundle.manifest.bytes.ceiling)
+    write_bundle(path, {}, queries, origin, overwrite=overwrite, holders=homes)
 
 
 def _read(bundle: Bundle, name: str) -> memoryview:

@@ -75,23 +75,23 @@ def export_folder(
     else:
         check_output(folder)
     with describe_problem(folder):
-        made = folder.with_name(f".{secrets.token_hex(8)}.tmp")
-        made.mkdir()
+        temporary = folder.with_name(f".{secrets.token_hex(8)}.tmp")
+        temporary.mkdir()
         try:
-            with open(made / WEIGHTS, "wb") as file:
+            with open(temporary / WEIGHTS, "wb") as file:
                 weights = _Weights(file)
                 graphs = {}
                 for query in bundle.queries:
                     graphs[query.id] = weights.write(query_graph(bundle, query.id, batch, _scaled_apart(bundle, query)))
                 file.flush()
                 os.fsync(file.fileno())
-            files = {query: _write_graph(graph, made / f"{query}.onnx", folder) for query, graph in graphs.items()}
+            files = {query: _write_graph(graph, temporary / f"{query}.onnx", folder) for query, graph in graphs.items()}
             if layout == "triton":
-                files = {query: _move_to_repository(made, query, file) for query, file in files.items()}
-                (made / WEIGHTS).unlink()
-            os.replace(made, folder)
+                files = {query: _move_to_repository(temporary, query, file) for query, file in files.items()}
+                (temporary / WEIGHTS).unlink()
+            os.replace(temporary, folder)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return ExportedFolder(folder, files, weights.nbytes)
 
 
@@ -102,13 +102,13 @@ def _scaled_apart(bundle: Bundle, query: BundleQuery) -> set[str]:
         return owner.tensors.get(f"{key.removesuffix('.weight')}{SUFFIX}.weight")
 
     members = {shared.tensor: shared.members for shared in bundle.manifest.shared}
-    apart = set()
+    paths = set()
     for key, name in query.tensors.items():
-        if (own := scale_of(query, key)) is not None:
-            others = (scale_of(bundle.query(other), place) for other, place in members.get(name, ()))
-            if any(other != own for other in others):
-                apart.add(key.removesuffix(".weight").removeprefix("network."))
-    return apart
+        if (query_scale := scale_of(query, key)) is not None:
+            member_scales = (scale_of(bundle.query(other), place) for other, place in members.get(name, ()))
+            if any(other != query_scale for other in member_scales):
+                paths.add(key.removesuffix(".weight").removeprefix("network."))
+    return paths
 
 
 class _Weights:
@@ -148,18 +148,18 @@ def _write_graph(proto: onnx.ModelProto, path: Path, folder: Path) -> ExportedMo
 # A Triton server's model repository
 
 
-def _move_to_repository(made: Path, query: str, file: ExportedModel) -> ExportedModel:
+def _move_to_repository(temporary: Path, query: str, file: ExportedModel) -> ExportedModel:
     """Give a written model its folder, with a name of the weights; returns it where it is then."""
     import onnx
 
-    version = made / query / "1"
+    version = temporary / query / "1"
     version.mkdir(parents=True)
     path = version / "model.onnx"
-    (made / file.path.name).rename(path)
-    os.link(made / WEIGHTS, version / WEIGHTS)
+    (temporary / file.path.name).rename(path)
+    os.link(temporary / WEIGHTS, version / WEIGHTS)
     model = onnx.load(path, load_external_data=False)
     types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    (made / query / "config.pbtxt").write_text(triton_config(query, file, types))
+    (temporary / query / "config.pbtxt").write_text(triton_config(query, file, types))
     return replace(file, path=file.path.parent / query / "1" / path.name)
 
 

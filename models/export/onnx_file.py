@@ -43,7 +43,9 @@ class ExportedModel:
 
     def to_json(self) -> dict[str, Any]:
         """The value as `gemel bundle export --json` prints it."""
-        inputs, outputs = ({name: list(shape) for name, shape in one.items()} for one in (self.inputs, self.outputs))
+        inputs, outputs = (
+            {name: list(shape) for name, shape in shapes.items()} for shapes in (self.inputs, self.outputs)
+        )
         metadata = {key: json.loads(text) if key.startswith(OWN) else text for key, text in self.metadata.items()}
         return {
             "file": str(self.path), "opset": self.opset, "batch": self.batch, "inputs": inputs, "outputs": outputs,
@@ -68,8 +70,8 @@ def describe_file(path: Path, proto: onnx.ModelProto, nbytes: int) -> ExportedMo
     """What a written file takes and gives."""
     inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
     first = next(iter(inputs.values()))[0]
-    metadata = {one.key: one.value for one in proto.metadata_props}
-    opset = next(one.version for one in proto.opset_import if not one.domain)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    opset = next(entry.version for entry in proto.opset_import if not entry.domain)
     return ExportedModel(path, opset, first if isinstance(first, int) else DYNAMIC, inputs, outputs, nbytes, metadata)
 
 

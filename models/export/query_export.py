@@ -36,10 +36,12 @@ def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch |
     return write_file(query_graph(bundle, query_id, batch), path)
 
 
-def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None, kept: Collection[str] = ()) -> ProtoGraph:
+def query_graph(
+    bundle: Bundle, query_id: str, batch: Batch | None = None, unfolded: Collection[str] = ()
+) -> ProtoGraph:
     """The network of a query with its tensors, in float32, and its metadata.
 
-    A graph that came as a file is that graph again; norms at the paths `kept` stay apart from their convolutions. A
+    A graph that came as a file is that graph again; norms at the paths `unfolded` stay apart from their convolutions. A
     network that the bundle does not hold is traced, by torch.
     """
     from gemel.models.export.network_outputs import OUTPUTS_KEY, describe_outputs
@@ -47,7 +49,7 @@ def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None, kept:
 
     query = bundle.query(query_id)
     if query.stored:
-        dtypes = join_names(sorted({one.dtype for one in query.stored.values()}))
+        dtypes = join_names(sorted({stored.dtype for stored in query.stored.values()}))
         problem = f"query {query_id}: {len(query.stored)} weights stored in {dtypes} are written in float32"
         add_note(bundle.path, problem, "the bundle is smaller")
     if query.network_document is None and is_installed("torch"):
@@ -63,7 +65,7 @@ def query_graph(bundle: Bundle, query_id: str, batch: Batch | None = None, kept:
 
         axis = BATCH_AXIS if batch == DYNAMIC else batch
         try:
-            graph = fill_graph(document, array_of, kept, query.graph is not None, axis)
+            graph = fill_graph(document, array_of, unfolded, query.graph is not None, axis)
         except InputError as error:
             problem = f"the graph of {query_id} {error.problem}"
             raise InputError(bundle.path, problem, error.hint, error.key) from error

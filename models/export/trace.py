@@ -75,8 +75,8 @@ def describe_outputs(model: nn.Module) -> dict[str, Any]:
     if not isinstance(model, Detector):
         return {"kind": LOGITS}
     kind = CANDIDATES if isinstance(model, OneStage) else SUPPRESSED
-    most = {"most_candidates": model.most_candidates} if isinstance(model, OneStage) else {}
-    return {"kind": kind, "nms_iou": model.nms_iou, **most}
+    limits = {"most_candidates": model.most_candidates} if isinstance(model, OneStage) else {}
+    return {"kind": kind, "nms_iou": model.nms_iou, **limits}
 
 
 def trace_graph(

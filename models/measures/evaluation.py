@@ -128,9 +128,9 @@ def predict(
         return read_outputs(task, model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess)
 
     while len(predictions) < len(chosen):
-        batch, found = retry_with_smaller_batch(min(batch, len(chosen) - len(predictions)), predict_batch)
-        predictions += found
-        progress(len(found))
+        batch, answers = retry_with_smaller_batch(min(batch, len(chosen) - len(predictions)), predict_batch)
+        predictions += answers
+        progress(len(answers))
     model.train(was_training)
     return predictions
 
@@ -154,7 +154,9 @@ def threshold_without_labels(query: Query) -> float:
 def load_labels(query: Query, split: Split, original: Sequence[Prediction], threshold: float) -> Sequence[GroundTruth]:
     """The split's labels, or without them the original's own predictions."""
     task = task_of(query)
-    return split.labels if split.labels is not None else [task.labels_of(one, threshold) for one in original]
+    return (
+        split.labels if split.labels is not None else [task.labels_of(prediction, threshold) for prediction in original]
+    )
 
 
 def compare(
@@ -173,8 +175,8 @@ def compare(
     task = task_of(query)
     labels = load_labels(query, split, original, threshold)
     own_labels = [
-        task.labels_of(one, threshold, label)
-        for one, label in zip(original, split.labels or [None] * len(original), strict=True)
+        task.labels_of(prediction, threshold, label)
+        for prediction, label in zip(original, split.labels or [None] * len(original), strict=True)
     ]
     before, after = (
         task.metric_of(task.tallies(side, labels, query.classes, threshold).sum(axis=0)) for side in (original, merged)

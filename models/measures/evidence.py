@@ -51,11 +51,11 @@ class ShownAnswers:
 
     def shown_in(self) -> dict[str, set[str]]:
         """Answer -> the clips that show it; empty for one clip."""
-        found: dict[str, set[str]] = {}
+        clips_by_answer: dict[str, set[str]] = {}
         for names, clip in zip(self.frames, self.clips or (), strict=self.clips is not None):
             for name in names:
-                found.setdefault(name, set()).add(clip)
-        return found
+                clips_by_answer.setdefault(name, set()).add(clip)
+        return clips_by_answer
 
 
 def find_few_frames(name: str, frames: Iterable[np.ndarray], config: EvidenceConfig = EVIDENCE) -> str:
@@ -74,27 +74,29 @@ def find_few_frames(name: str, frames: Iterable[np.ndarray], config: EvidenceCon
     return f"all {total} frames of {name} are {f'black ({black}) or ' if black else ''}equal"
 
 
-def find_too_few_objects(shown: ShownAnswers, classes: Sequence[str], what: str = "object") -> str:
+def find_too_few_objects(shown: ShownAnswers, classes: Sequence[str], noun: str = "object") -> str:
     """Why so many objects are no evidence; empty where those of one class are."""
-    where, few, samples, clips = shown.name, shown.config.min_samples, shown.samples(), shown.shown_in()
-    named, total = join_names(classes, MAX_NAMES), samples.total()
-    enough = [name for name, count in samples.items() if count >= few]
-    if total < few:
-        return f"{where} holds {total or 'no'} {what}{'' if total == 1 else 's'} ({named}); {few} are needed"
+    where, min_samples, samples, clips = shown.name, shown.config.min_samples, shown.samples(), shown.shown_in()
+    class_list, total = join_names(classes, MAX_NAMES), samples.total()
+    enough = [name for name, count in samples.items() if count >= min_samples]
+    if total < min_samples:
+        return (
+            f"{where} holds {total or 'no'} {noun}{'' if total == 1 else 's'} ({class_list}); {min_samples} are needed"
+        )
     if not enough:
         counts = join_names([f"{count} of '{name}'" for name, count in samples.most_common()], MAX_NAMES)
-        return f"{where} holds {counts}; {few} {what}s of one class are needed"
+        return f"{where} holds {counts}; {min_samples} {noun}s of one class are needed"
     if shown.clips and all(len(clips[name]) < shown.config.min_clips for name in enough):
-        counted = f"all {samples[enough[0]]} {what}s of {where} ({enough[0]})"
+        counted = f"all {samples[enough[0]]} {noun}s of {where} ({enough[0]})"
         return f"{counted} are in one clip; {shown.config.min_clips} are needed"
     return ""
 
 
 def find_one_answer(shown: ShownAnswers) -> str:
     """Why frames are no evidence, of which at least two answers are to be shown; empty where they are."""
-    where, few, least_clips = shown.name, shown.config.min_samples, shown.config.min_clips
+    where, min_samples, least_clips = shown.name, shown.config.min_samples, shown.config.min_clips
     samples, clips = shown.samples(), shown.shown_in()
-    enough = [name for name, count in samples.items() if count >= few]
+    enough = [name for name, count in samples.items() if count >= min_samples]
     spread = [name for name in enough if not shown.clips or len(clips[name]) >= least_clips]
     if len(spread) > 1:
         return ""
@@ -106,14 +108,14 @@ def find_one_answer(shown: ShownAnswers) -> str:
         name = next(name for name in enough if name not in spread)
         return f"all {samples[name]} frames of {where} with '{name}' are of one clip; {least_clips} are needed"
     counts = [f"{count} of '{name}'" for name, count in samples.most_common()]
-    return f"{where} holds {join_names(counts, MAX_NAMES)}; {few} frames of each of two answers are needed"
+    return f"{where} holds {join_names(counts, MAX_NAMES)}; {min_samples} frames of each of two answers are needed"
 
 
 def find_constant_answer(shown: ShownAnswers, agreement: float, target: float) -> str:
     """Why frames are no evidence, with all of whose answers a constant one agrees so well; empty where they are."""
-    frames, few = len(shown.frames), shown.config.min_samples
-    if frames < few:
-        return f"{shown.name} holds {frames} frame{'' if frames == 1 else 's'}; {few} are needed"
+    frames, min_samples = len(shown.frames), shown.config.min_samples
+    if frames < min_samples:
+        return f"{shown.name} holds {frames} frame{'' if frames == 1 else 's'}; {min_samples} are needed"
     if agreement < target:
         return ""
     return f"a constant answer agrees by {agreement:.3f} with the original on all {frames} frames of {shown.name}"

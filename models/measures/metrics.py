@@ -65,26 +65,26 @@ class Overlaps:
         Whether detections of a lower score are there changes nothing, so one matching serves every score threshold.
         """
         limits = np.minimum(np.asarray(thresholds, float), EXACT)
-        kept = self.same() & (self.iou >= limits.min(initial=EXACT))
-        detection, seen, iou = self.detection[kept], self.object[kept], self.iou[kept]
-        found = np.full((len(limits), len(self.scores)), UNMATCHED, np.int64)
+        eligible = self.same() & (self.iou >= limits.min(initial=EXACT))
+        detection, seen, iou = self.detection[eligible], self.object[eligible], self.iou[eligible]
+        matched = np.full((len(limits), len(self.scores)), UNMATCHED, np.int64)
         alone = (np.bincount(detection, minlength=len(self.scores))[detection] == 1) & (
             np.bincount(seen, minlength=len(self.object_frames))[seen] == 1
         )
-        found[:, detection[alone]] = np.where(iou[alone] >= limits[:, None], seen[alone], UNMATCHED)
+        matched[:, detection[alone]] = np.where(iou[alone] >= limits[:, None], seen[alone], UNMATCHED)
         rivals = _rivals(detection[~alone], seen[~alone], iou[~alone])
-        for row, limit in zip(found, limits.tolist(), strict=True):
+        for row, limit in zip(matched, limits.tolist(), strict=True):
             taken: set[int] = set()
-            for one, pairs in rivals:
+            for detection_index, pairs in rivals:
                 best, chosen = limit, UNMATCHED
                 for which, overlap in pairs:
                     if overlap >= best and which not in taken:
                         best, chosen = overlap, which
                 if chosen != UNMATCHED:
                     taken.add(chosen)
-                    row[one] = chosen
-        found[(found == UNMATCHED) & (self.crowd >= limits[:, None])] = IN_CROWD
-        return found
+                    row[detection_index] = chosen
+        matched[(matched == UNMATCHED) & (self.crowd >= limits[:, None])] = IN_CROWD
+        return matched
 
 
 def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Overlaps:
@@ -93,28 +93,34 @@ def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Seque
     They are those of outlines where the labels and a prediction have them; an upright box of another is its corners.
     Else they are those of boxes.
     """
-    given = [DetectionPrediction() if one is None else one for one in predictions]
-    is_outlined = all(len(one.outlines) == len(one.boxes) for one in labels) and any(one.outlines for one in given)
+    answered = [DetectionPrediction() if prediction is None else prediction for prediction in predictions]
+    is_outlined = all(len(label.outlines) == len(label.boxes) for label in labels) and any(
+        prediction.outlines for prediction in answered
+    )
     if not is_outlined:
-        return _find_overlaps(given, labels, _boxes(given), _boxes(labels), _iou)
-    found, wanted = _outlines(given), [outline for one in labels for outline in one.outlines]
-    areas = [np.array([outline_area(outline) for outline in each]) for each in (found, wanted)]
+        return _find_overlaps(answered, labels, _boxes(answered), _boxes(labels), _iou)
+    outlines, object_outlines = _outlines(answered), [outline for label in labels for outline in label.outlines]
+    areas = [np.array([outline_area(outline) for outline in side]) for side in (outlines, object_outlines)]
 
     def measure(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         shared = _intersection(first[:, :4], second[:, :4])
         rows = np.column_stack([first[:, 4], second[:, 4]]).astype(int)
-        most = np.maximum(areas[0][rows[:, 0]], areas[1][rows[:, 1]])
-        overlap, near = np.zeros(len(first)), np.flatnonzero((shared > 0) & (shared >= MIN_IOU * most))
-        overlap[near] = [outline_iou(found[detection], wanted[seen]) for detection, seen in rows[near].tolist()]
+        larger_areas = np.maximum(areas[0][rows[:, 0]], areas[1][rows[:, 1]])
+        overlap, near = np.zeros(len(first)), np.flatnonzero((shared > 0) & (shared >= MIN_IOU * larger_areas))
+        overlap[near] = [
+            outline_iou(outlines[detection], object_outlines[seen]) for detection, seen in rows[near].tolist()
+        ]
         return overlap
 
-    mine, theirs = (np.column_stack([boxes, np.arange(len(boxes))]) for boxes in (_boxes(given), _boxes(labels)))
-    return _find_overlaps(given, labels, mine, theirs, measure)
+    detection_rows, theirs = (
+        np.column_stack([boxes, np.arange(len(boxes))]) for boxes in (_boxes(answered), _boxes(labels))
+    )
+    return _find_overlaps(answered, labels, detection_rows, theirs, measure)
 
 
 def _outlines(listed: Sequence[DetectionPrediction]) -> list[Outline]:
     """The outlines of all frames; an object without one has its box."""
-    return [outline for one in listed for outline in one.outlines or [outline_box(box) for box in one.boxes]]
+    return [outline for frame in listed for outline in frame.outlines or [outline_box(box) for box in frame.boxes]]
 
 
 def pose_overlaps_of(predictions: Sequence[PosePrediction | None], labels: Sequence[PoseLabels]) -> Overlaps:
@@ -122,16 +128,16 @@ def pose_overlaps_of(predictions: Sequence[PosePrediction | None], labels: Seque
 
     Deviations are COCO's for its 17 points, their mean for others. Raises InputError for another number of points.
     """
-    given = [PosePrediction() if one is None else one for one in predictions]
-    counts = {len(points) for one in (*given, *labels) for points in one.points}
+    answered = [PosePrediction() if prediction is None else prediction for prediction in predictions]
+    counts = {len(points) for frame in (*answered, *labels) for points in frame.points}
     if len(counts) > 1:
         problem = f"objects have {' and '.join(map(str, sorted(counts)))} points"
         raise InputError("keypoints", problem, "give `model_args: {num_keypoints: N}`, or other labels", "model_args")
     width = max(counts, default=0)
-    found = np.array([own for one in given for own in one.points], float).reshape(-1, 3 * width)
-    objects = np.array([own for one in labels for own in one.points], float).reshape(-1, 3 * width)
-    areas = [area for one in labels for area in one.areas or _areas_by_box(one)]
-    return _find_overlaps(given, labels, found, np.column_stack([objects, areas]), _oks)
+    detections = np.array([points for frame in answered for points in frame.points], float).reshape(-1, 3 * width)
+    objects = np.array([points for frame in labels for points in frame.points], float).reshape(-1, 3 * width)
+    areas = [area for frame in labels for area in frame.areas or _areas_by_box(frame)]
+    return _find_overlaps(answered, labels, detections, np.column_stack([objects, areas]), _oks)
 
 
 def _areas_by_box(label: BoxLabels) -> list[float]:
@@ -140,54 +146,66 @@ def _areas_by_box(label: BoxLabels) -> list[float]:
 
 def _oks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """OKS of points (N, 3 K) with those of as many objects and their areas (N, 3 K + 1), one by one."""
-    mine, theirs = (rows[:, : first.shape[1]].reshape(len(rows), first.shape[1] // 3, 3) for rows in (first, second))
-    count = mine.shape[1]
+    detected, theirs = (
+        rows[:, : first.shape[1]].reshape(len(rows), first.shape[1] // 3, 3) for rows in (first, second)
+    )
+    count = detected.shape[1]
     deviation = 2 * (np.array(SIGMAS) if count == len(SIGMAS) else np.full(count, np.mean(SIGMAS)))
-    apart = ((mine[..., :2] - theirs[..., :2]) ** 2).sum(axis=2)
+    squared_distances = ((detected[..., :2] - theirs[..., :2]) ** 2).sum(axis=2)
     spread = 2 * deviation**2 * (second[:, -1:] + np.spacing(1))
     labelled = theirs[..., 2] > 0
-    alike = (np.exp(-apart / spread) * labelled).sum(axis=1)
-    return np.divide(alike, labelled.sum(axis=1), out=np.zeros(len(alike)), where=labelled.any(axis=1))
+    similarity = (np.exp(-squared_distances / spread) * labelled).sum(axis=1)
+    return np.divide(similarity, labelled.sum(axis=1), out=np.zeros(len(similarity)), where=labelled.any(axis=1))
 
 
 def _find_overlaps(
-    given: Sequence[DetectionPrediction],
+    predictions: Sequence[DetectionPrediction],
     labels: Sequence[BoxLabels],
-    found: np.ndarray,
-    wanted: np.ndarray,
+    detection_rows: np.ndarray,
+    object_rows: np.ndarray,
     measure: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> Overlaps:
-    """The overlaps by this measure of `found`, a row for each detection, and `wanted`, a row for each object."""
+    """The overlaps by this measure of `detection_rows`, one a detection, and `object_rows`, one an object."""
     numbers: dict[str, int] = {}
     object_classes, object_frames = _flat(labels, numbers)
-    classes, frames = _flat(given, numbers)
-    scores = np.array([score for one in given for score in one.scores], float)
+    classes, frames = _flat(predictions, numbers)
+    scores = np.array([score for frame in predictions for score in frame.scores], float)
     order = np.lexsort((-scores, frames))
-    boxes, classes, frames, scores = _boxes(given)[order], classes[order], frames[order], scores[order]
-    counts = np.bincount(frames, minlength=len(given))
-    detection, seen, iou = _pairs(found[order], counts, wanted, object_frames, measure)
-    crowds = [one.crowds or BoxLabels() for one in labels]
+    boxes, classes, frames, scores = _boxes(predictions)[order], classes[order], frames[order], scores[order]
+    counts = np.bincount(frames, minlength=len(predictions))
+    detection, seen, iou = _pairs(detection_rows[order], counts, object_rows, object_frames, measure)
+    crowds = [frame.crowds or BoxLabels() for frame in labels]
     region_classes, region_frames = _flat(crowds, numbers)
     inside, region, share = _pairs(boxes, counts, _boxes(crowds), region_frames, _share)
     same = classes[inside] == region_classes[region]
     crowd = np.zeros(len(boxes))
     np.maximum.at(crowd, inside[same], share[same])
     return Overlaps(
-        tuple(numbers), len(given), frames, classes, scores, object_frames, object_classes, detection, seen, iou, crowd
+        tuple(numbers),
+        len(predictions),
+        frames,
+        classes,
+        scores,
+        object_frames,
+        object_classes,
+        detection,
+        seen,
+        iou,
+        crowd,
     )
 
 
 def _boxes(listed: Sequence[BoxLabels] | Sequence[DetectionPrediction]) -> np.ndarray:
     """The boxes (N, 4) of all frames."""
-    return np.array([box for one in listed for box in one.boxes], float).reshape(-1, 4)
+    return np.array([box for frame in listed for box in frame.boxes], float).reshape(-1, 4)
 
 
 def _flat(
     listed: Sequence[BoxLabels] | Sequence[DetectionPrediction], numbers: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Class numbers (N,) and frames (N,) of all frames; new classes get the next number."""
-    classes = np.array([numbers.setdefault(name, len(numbers)) for one in listed for name in one.classes], np.int64)
-    frames = np.repeat(np.arange(len(listed)), [len(one.boxes) for one in listed])
+    classes = np.array([numbers.setdefault(name, len(numbers)) for frame in listed for name in frame.classes], np.int64)
+    frames = np.repeat(np.arange(len(listed)), [len(frame.boxes) for frame in listed])
     return classes, frames
 
 
@@ -202,7 +220,7 @@ def _pairs(
 
     `counts` are the detections of each frame.
     """
-    found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     object_counts = np.bincount(object_frames, minlength=len(counts))
     first, first_object = np.cumsum(counts) - counts, np.cumsum(object_counts) - object_counts
     many = counts * object_counts
@@ -214,8 +232,8 @@ def _pairs(
         seen = first_object[frame] + place % np.maximum(object_counts[frame], 1)
         overlap = measure(boxes[detection], objects[seen])
         near = overlap >= MIN_IOU
-        found.append((detection[near], seen[near], overlap[near]))
-    detections, objects_seen, overlaps = (np.concatenate(column) for column in zip(*found, strict=True))
+        pairs.append((detection[near], seen[near], overlap[near]))
+    detections, objects_seen, overlaps = (np.concatenate(column) for column in zip(*pairs, strict=True))
     return detections, objects_seen, overlaps
 
 
@@ -239,10 +257,10 @@ def _intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def _rivals(detection: np.ndarray, seen: np.ndarray, iou: np.ndarray) -> list[tuple[int, list[tuple[int, float]]]]:
     """The objects of each detection that has several, or rivals for one, in order."""
-    found: dict[int, list[tuple[int, float]]] = {}
-    for one, which, overlap in zip(detection.tolist(), seen.tolist(), iou.tolist(), strict=True):
-        found.setdefault(one, []).append((which, overlap))
-    return list(found.items())
+    objects_of: dict[int, list[tuple[int, float]]] = {}
+    for detection_index, which, overlap in zip(detection.tolist(), seen.tolist(), iou.tolist(), strict=True):
+        objects_of.setdefault(detection_index, []).append((which, overlap))
+    return list(objects_of.items())
 
 
 MATCH_IOU = 0.5
@@ -264,10 +282,10 @@ class Matches:
 
     def counts(self, threshold: float = 0.0) -> np.ndarray:
         """Hits, detections and objects of each frame, int (frames, 3), for detections from `threshold` on."""
-        kept = self.scores >= threshold
+        scored = self.scores >= threshold
         size = len(self.objects)
-        hits = np.bincount(self.frames[kept], weights=self.hits[kept], minlength=size)
-        detections = np.bincount(self.frames[kept], minlength=size)
+        hits = np.bincount(self.frames[scored], weights=self.hits[scored], minlength=size)
+        detections = np.bincount(self.frames[scored], minlength=size)
         return np.stack([hits.astype(np.int64), detections, self.objects], axis=1)
 
 
@@ -279,17 +297,17 @@ def match_frames(
 ) -> Matches:
     """Match detections with objects as `Overlaps.match` does, at an IoU; None is a frame without a prediction."""
     overlaps = measure(predictions, labels)
-    found = overlaps.match([iou])[0]
-    counted = found != IN_CROWD
-    hits = found[counted] != UNMATCHED
+    matched = overlaps.match([iou])[0]
+    counted = matched != IN_CROWD
+    hits = matched[counted] != UNMATCHED
     return Matches(overlaps.scores[counted], hits, overlaps.frames[counted], overlaps.objects_per_frame())
 
 
 def find_in_crowds(prediction: DetectionPrediction, label: BoxLabels) -> set[int]:
     """Positions of the detections that find no object of `label` and lie in one of its crowds."""
     order = sorted(range(len(prediction.scores)), key=lambda index: -prediction.scores[index])
-    found = overlaps_of([prediction], [label]).match([MATCH_IOU])[0].tolist()
-    return {index for index, one in zip(order, found, strict=True) if one == IN_CROWD}
+    matched = overlaps_of([prediction], [label]).match([MATCH_IOU])[0].tolist()
+    return {index for index, match in zip(order, matched, strict=True) if match == IN_CROWD}
 
 
 def f1_of(counts: np.ndarray) -> float:
@@ -331,9 +349,9 @@ def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, f
     for number, name in enumerate(overlaps.names):
         objects = int(np.count_nonzero(overlaps.object_classes == number))
         if name in classes and objects:
-            own = np.flatnonzero((overlaps.classes == number) & counts)
-            own = own[np.argsort(-overlaps.scores[own], kind="stable")]
-            curves.append(_precisions(matched[:, own], objects))
+            detections = np.flatnonzero((overlaps.classes == number) & counts)
+            detections = detections[np.argsort(-overlaps.scores[detections], kind="stable")]
+            curves.append(_precisions(matched[:, detections], objects))
     if not curves:
         return {"map": float("nan"), "map50": float("nan")}
     by_threshold = np.mean(curves, axis=(0, 2))
@@ -386,11 +404,11 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
     which no error of class or location lies. Correcting one of these two gives its object a detection, if it has none;
     correcting a missed object removes it; correcting any other error removes the detection.
     """
-    found = overlaps.match([MATCH_IOU])[0]
-    kept = (overlaps.scores >= threshold) & (found != IN_CROWD)
-    alarms = kept & (found == UNMATCHED)
+    matched = overlaps.match([MATCH_IOU])[0]
+    counted = (overlaps.scores >= threshold) & (matched != IN_CROWD)
+    alarms = counted & (matched == UNMATCHED)
     lacking = np.ones(len(overlaps.object_frames), bool)
-    lacking[found[kept & (found != UNMATCHED)]] = False
+    lacking[matched[counted & (matched != UNMATCHED)]] = False
     kinds, target = _kinds(overlaps, lacking)
     counts = {kind: int(np.count_nonzero(alarms & (kinds == index))) for index, kind in enumerate(KINDS[:-1])}
     corrected = {
@@ -398,7 +416,7 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
         for kind in (CLASS, LOCATION)
     }
     missed = int(np.count_nonzero(lacking)) - len(np.union1d(corrected[CLASS], corrected[LOCATION]))
-    hits, detections, objects = int(np.count_nonzero(~lacking)), int(np.count_nonzero(kept)), len(lacking)
+    hits, detections, objects = int(np.count_nonzero(~lacking)), int(np.count_nonzero(counted)), len(lacking)
     now = f1_of(np.array([hits, detections, objects]))
 
     def cost(kind: str) -> float:
@@ -413,13 +431,13 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
 def _kinds(overlaps: Overlaps, lacking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each detection, were it a false alarm, the position of its kind in KINDS, and the object it was meant for."""
     size, same = len(overlaps.scores), overlaps.same()
-    own, own_at = _best(overlaps, same, size)
+    same_class, own_at = _best(overlaps, same, size)
     other, other_at = _best(overlaps, ~same, size)
     taken, _ = _best(overlaps, same & ~lacking[overlaps.object], size)
-    nearly = (own > 0) & (own < MATCH_IOU)
+    nearly = (same_class > 0) & (same_class < MATCH_IOU)
     choices = {
         LOCATION: nearly, CLASS: other >= MATCH_IOU, DUPLICATE: taken >= MATCH_IOU,
-        BACKGROUND: (own == 0) & (other == 0),
+        BACKGROUND: (same_class == 0) & (other == 0),
     }  # fmt: skip
     kinds = np.select(list(choices.values()), [KINDS.index(kind) for kind in choices], KINDS.index(BOTH))
     return kinds, np.where(nearly, own_at, other_at)

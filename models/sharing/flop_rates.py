@@ -56,13 +56,13 @@ def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str
         return {query.id: count_document(query, bundle.document_of(query.id)).layers for query in queries}
     from gemel.models.export.cost import layer_flops
 
-    found: dict[Hashable, LayerFlops] = {}
+    by_architecture: dict[Hashable, LayerFlops] = {}
 
     def layers_of(query: BundleQuery) -> LayerFlops:
         key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes))
-        if key not in found:
-            found[key] = layer_flops(bundle.build(query.id, "meta"), query.input_size)
-        return found[key]
+        if key not in by_architecture:
+            by_architecture[key] = layer_flops(bundle.build(query.id, "meta"), query.input_size)
+        return by_architecture[key]
 
     return {query.id: layers_of(query) for query in queries}
 
@@ -72,16 +72,16 @@ def layers_by_query(queries: Iterable[Query]) -> dict[str, LayerFlops]:
     from gemel.models.export.cost import layer_flops
     from gemel.models.zoo import build_query, input_size_of
 
-    found: dict[Hashable, LayerFlops] = {}
+    by_architecture: dict[Hashable, LayerFlops] = {}
     layers: dict[str, LayerFlops] = {}
     for query in queries:
         size = input_size_of(query)
         key = (query.task, query.model, repr(query.model_args), size, len(query.classes))
-        if key not in found:
-            found[key] = ()
+        if key not in by_architecture:
+            by_architecture[key] = ()
             with suppress(Exception):  # a user's module may fail there in any way
-                found[key] = layer_flops(build_query(query, device="meta"), size)
-        layers[query.id] = found[key]
+                by_architecture[key] = layer_flops(build_query(query, device="meta"), size)
+        layers[query.id] = by_architecture[key]
     return layers
 
 
@@ -104,8 +104,8 @@ def prefix_rates(
     """The rates of queries with these `layers`; `nbytes` gives the bytes of a tensor."""
     alone = sum(fps[query.id] * _whole(layers[query.id]) for query in queries)
     by_id = {query.id: query for query in queries}
-    passes = ([by_id[query] for query in alike] for alike in joint_queries(queries, nbytes))
-    return FlopRates(alone, alone - sum(saved_operations(own, layers, fps) for own in passes))
+    passes = ([by_id[query] for query in ids] for ids in joint_queries(queries, nbytes))
+    return FlopRates(alone, alone - sum(saved_operations(members, layers, fps) for members in passes))
 
 
 def saved_operations(
@@ -119,8 +119,8 @@ def saved_operations(
     views: dict[Hashable, list[BundleQuery]] = defaultdict(list)
     for query in queries:
         views[query.view].append(query)
-    for own in views.values():
-        for flops, groups in prefix_groups(layers[own[0].id], own):
+    for members in views.values():
+        for flops, groups in prefix_groups(layers[members[0].id], members):
             saved += sum(flops * _common_frames([frames[query] for query in group]) for group in groups)
     return saved
 
@@ -155,13 +155,13 @@ def whole_prefix_rates(
     from gemel.models.sharing.layers import layers_of
 
     alone = saved = 0.0
-    alike: dict[Hashable, list[Query]] = defaultdict(list)
+    by_feed: dict[Hashable, list[Query]] = defaultdict(list)
     for query in queries:
-        alike[query.model, fed_alike(BundleQuery.of(query))].append(query)
+        by_feed[query.model, fed_alike(BundleQuery.of(query))].append(query)
         alone += fps[query.id] * _whole(layers[query.id])
-    for own in alike.values():
-        heads = {layer.path for layer in layers_of(own[0]) if layer.head}
-        saved += flops_before(layers[own[0].id], heads) * _common_frames([fps[query.id] for query in own])
+    for members in by_feed.values():
+        heads = {layer.path for layer in layers_of(members[0]) if layer.head}
+        saved += flops_before(layers[members[0].id], heads) * _common_frames([fps[query.id] for query in members])
     return FlopRates(alone, alone - saved)
 
 
@@ -176,7 +176,7 @@ def _common_frames(rates: Sequence[float]) -> float:
 
 def _split(queries: Sequence[BundleQuery], keys: Sequence[str]) -> list[list[BundleQuery]]:
     """The queries by their tensors at these keys."""
-    found: dict[Hashable, list[BundleQuery]] = defaultdict(list)
+    by_tensors: dict[Hashable, list[BundleQuery]] = defaultdict(list)
     for query in queries:
-        found[tuple(query.tensors.get(key) for key in keys)].append(query)
-    return list(found.values())
+        by_tensors[tuple(query.tensors.get(key) for key in keys)].append(query)
+    return list(by_tensors.values())

@@ -77,14 +77,14 @@ def groups(
     repeated = {name for of_query in counts for name, count in of_query.items() if count > 1}
     how = "order" if pairing == "order" else "likeness" if likeness else "position"
     queries = {query: index for index, query in enumerate(by_query)}
-    found = []
+    groups_found = []
     for slot in slots:
         if len(slot.members) > 1:
             name = slot.first.signature(signature)
             members = sorted(slot.members, key=lambda layer: queries[layer.query])
             paths = tuple((layer.query, layer.path) for layer in members)
-            found.append(Group(name, paths, slot.first.bytes, how if name in repeated else "only"))
-    return sorted(found, key=lambda group: (-group.saved_bytes, group.signature, group.members))
+            groups_found.append(Group(name, paths, slot.first.bytes, how if name in repeated else "only"))
+    return sorted(groups_found, key=lambda group: (-group.saved_bytes, group.signature, group.members))
 
 
 def ceiling_bytes(layers: Iterable[Layer], signature: Signature = "wide") -> int:
@@ -116,15 +116,15 @@ def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, liken
     for layer in chain.from_iterable(by_query.values()):
         names.setdefault(layer.signature(signature), len(names))
     sequence: list[_Slot] = []
-    known: dict[tuple[int, ...], list[_Slot]] = {}
+    slots_of_network: dict[tuple[int, ...], list[_Slot]] = {}
     for query in sorted(by_query, key=lambda query: -len(by_query[query])):
         rows = by_query[query]
         word = tuple(names[layer.signature(signature)] for layer in rows)
-        if likeness is None and word in known:
-            taken = known[word]  # the same network again: its layers go where its twin's went
+        if likeness is None and word in slots_of_network:
+            taken = slots_of_network[word]  # the same network again: its layers go where its twin's went
         else:
             taken = _assign_slots(rows, word, sequence, names, signature, likeness)
-            known[word] = taken
+            slots_of_network[word] = taken
         for layer, slot in zip(rows, taken):
             slot.add(layer)
     return sequence
@@ -188,10 +188,10 @@ def _alignment(
     match: dict[int, int] = {}
     row, column = len(rows), len(sequence)
     while row and column:
-        here = best[row, column]
-        if here == best[row, column - 1]:
+        value_here = best[row, column]
+        if value_here == best[row, column - 1]:
             column -= 1
-        elif here == best[row - 1, column]:
+        elif value_here == best[row - 1, column]:
             row -= 1
         else:
             row, column = row - 1, column - 1

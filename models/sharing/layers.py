@@ -87,8 +87,8 @@ def architecture(query: Query) -> Architecture:
         built = build_query(query, "meta")
         assert isinstance(built, GraphAnswers)
         heads = {f"network.{path}" for path in last_layers(built.network)}
-        own = _describe_network(built)
-        return _architecture(own, {path for path, *_ in own.rows} & heads)
+        description = _describe_network(built)
+        return _architecture(description, {path for path, *_ in description.rows} & heads)
     width = width_of(query.task, query.classes)
     with naming(query):
         return describe(query.model, width, input_size_of(query), query.task, query.model_args, folder_of(query))
@@ -131,9 +131,9 @@ def state_bytes(module: nn.Module) -> int:
 @lru_cache(maxsize=4096)
 def _describe(model: str, args: str, input_size: InputSize, task: str, folder: Path | None, width: int) -> Architecture:
     """Heads are the layers that differ between two class counts."""
-    own, wider = (_build_network(model, args, input_size, task, folder, classes) for classes in (width, width + 1))
-    others = {path: wide for path, wide, *_ in wider.rows}
-    return _architecture(own, {path for path, wide, *_ in own.rows if others.get(path) != wide})
+    narrower, wider = (_build_network(model, args, input_size, task, folder, classes) for classes in (width, width + 1))
+    wider_shapes = {path: wide for path, wide, *_ in wider.rows}
+    return _architecture(narrower, {path for path, wide, *_ in narrower.rows if wider_shapes.get(path) != wide})
 
 
 def _architecture(network: _Network, heads: set[str]) -> Architecture:

@@ -27,13 +27,13 @@ def joint_queries(queries: Iterable[BundleQuery], nbytes: Callable[[str], int]) 
     sets: dict[Hashable, list[list[BundleQuery]]] = {}
     for query in queries:
         if not query.stored and query.tensors:
-            alike = sets.setdefault((pass_architecture(query), frozenset(query.tensors)), [])
-            found = next((one for one in alike if _is_joint(query, one[0], nbytes)), None)
-            if found is None:
-                alike.append([query])
+            members = sets.setdefault((pass_architecture(query), frozenset(query.tensors)), [])
+            joint = next((candidate for candidate in members if _is_joint(query, candidate[0], nbytes)), None)
+            if joint is None:
+                members.append([query])
             else:
-                found.append(query)
-    return tuple(tuple(query.id for query in one) for alike in sets.values() for one in alike if len(one) > 1)
+                joint.append(query)
+    return tuple(tuple(query.id for query in ids) for members in sets.values() for ids in members if len(ids) > 1)
 
 
 def pass_architecture(query: BundleQuery) -> Hashable:

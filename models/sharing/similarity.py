@@ -31,8 +31,8 @@ def cosine_likeness(states: Mapping[str, Mapping[str, Tensor]]) -> Likeness:
             vectors[key] = weight, float(weight.norm())
         return vectors[key]
 
-    def likeness(one: Layer, other: Layer) -> float:
-        a, b = vector(one), vector(other)
+    def likeness(first: Layer, other: Layer) -> float:
+        a, b = vector(first), vector(other)
         if a is None or b is None or not a[1] * b[1]:
             return 0.0
         return max(0.0, float(a[0] @ b[0]) / (a[1] * b[1]))
@@ -50,20 +50,22 @@ def identical_sets(plan: SharingPlan, states: States) -> SharingPlan:
         kinds: list[tuple[Tensor, list[Member]]] = []
         for query, path in members:
             weight = states[query][weight_key(states[query], path)]
-            own = next((own for one, own in kinds if torch.equal(one, weight)), None)
-            if own is None:
-                kinds.append((weight, own := []))
-            own.append((query, path))
-        for _, own in kinds:
-            split = split.with_set(own)
+            for example, kind_members in kinds:
+                if torch.equal(example, weight):
+                    kind_members.append((query, path))
+                    break
+            else:
+                kinds.append((weight, [(query, path)]))
+        for _, kind_members in kinds:
+            split = split.with_set(kind_members)
     return split
 
 
 def queries_identical(plan: SharingPlan, equal: SharingPlan) -> set[str]:
     """The queries that share only equal weights under a plan, as does everybody whom they share with."""
     whole = set(equal.shared)
-    others = chain.from_iterable(members for members in plan.shared if members not in whole)
-    return plan.queries() - plan.tied_to({query for query, _ in others})
+    unequal = chain.from_iterable(members for members in plan.shared if members not in whole)
+    return plan.queries() - plan.tied_to({query for query, _ in unequal})
 
 
 def add_identical(
@@ -79,15 +81,15 @@ def add_identical(
 
 def copies(states: States) -> dict[str, str]:
     """Queries whose whole model is another's before them, tensor by tensor -> whose."""
-    found: dict[str, str] = {}
+    original_of: dict[str, str] = {}
     for query, state in states.items():
         for other in states:
             if other == query:
                 break
-            if other not in found and equal_states(state, states[other]):
-                found[query] = other
+            if other not in original_of and equal_states(state, states[other]):
+                original_of[query] = other
                 break
-    return found
+    return original_of
 
 
 def ceiling_with_copies(
@@ -97,10 +99,10 @@ def ceiling_with_copies(
 
     `sizes` are the bytes of each query's model, `twins` the copies.
     """
-    others = (layer for layer in layers if layer.query not in twins)
-    return ceiling_bytes(others, signature) + sum(sizes[query] for query in twins)
+    layers_left = (layer for layer in layers if layer.query not in twins)
+    return ceiling_bytes(layers_left, signature) + sum(sizes[query] for query in twins)
 
 
-def equal_states(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def equal_states(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether two state dicts have the same tensors, bit by bit."""
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+    return state.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in state.items())

@@ -53,7 +53,10 @@ class Classification(Task):
         threshold: float = 0,
     ) -> np.ndarray:
         """int64 (N, 2, C): correct predictions and frames of each class; None is wrong."""
-        correct = [one is not None and one.label == label for one, label in zip(predictions, labels, strict=True)]
+        correct = [
+            prediction is not None and prediction.label == label
+            for prediction, label in zip(predictions, labels, strict=True)
+        ]
         counts = np.zeros((len(labels), 2, len(classes)), np.int64)
         frames, index = np.arange(len(labels)), [classes.index(label) for label in labels]
         counts[frames, 0, index], counts[frames, 1, index] = correct, 1

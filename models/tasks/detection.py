@@ -69,10 +69,10 @@ class Detection(Task):
 
     def labels_of(self, prediction: DetectionPrediction, threshold: float, label: BoxLabels | None = None) -> BoxLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
-        kept, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
+        places, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
         return BoxLabels(
-            tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept), crowds,
-            outlines=tuple(prediction.outlines[i] for i in kept) if prediction.outlines else (),
+            tuple(prediction.classes[i] for i in places), tuple(prediction.boxes[i] for i in places), crowds,
+            outlines=tuple(prediction.outlines[i] for i in places) if prediction.outlines else (),
         )  # fmt: skip
 
     def as_prediction(self, label: BoxLabels, size: tuple[int, int], classes: Sequence[str]) -> DetectionPrediction:
@@ -95,22 +95,22 @@ class Detection(Task):
 
 def keep_detections(prediction: DetectionPrediction, threshold: float, label: BoxLabels | None) -> list[int]:
     """The places of the detections from `threshold` on that lie in no crowd of `label`."""
-    kept = [index for index, score in enumerate(prediction.scores) if score >= threshold]
+    places = [index for index, score in enumerate(prediction.scores) if score >= threshold]
     if label and label.crowds:
         in_crowd = find_in_crowds(prediction, label)
-        kept = [index for index in kept if index not in in_crowd]
-    return kept
+        places = [index for index in places if index not in in_crowd]
+    return places
 
 
 def name_boxes(
-    found: Candidates, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
+    candidates: Candidates, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
 ) -> DetectionPrediction:
     """Candidates of a frame (width, height), with boxes in its pixels and the names of their classes."""
-    boxes = found.boxes if preprocess is None else preprocess.to_frame(found.boxes, size)
+    boxes = candidates.boxes if preprocess is None else preprocess.to_frame(candidates.boxes, size)
     boxes = boxes * np.array([*size, *size], np.float32)
     return DetectionPrediction(
-        tuple(str(classes[index]) for index in found.labels.tolist()),
-        tuple(found.scores.tolist()),
+        tuple(str(classes[index]) for index in candidates.labels.tolist()),
+        tuple(candidates.scores.tolist()),
         tuple(tuple(box) for box in boxes.tolist()),  # type: ignore[arg-type]
-        outlines=outline_candidates(found, size, preprocess),
+        outlines=outline_candidates(candidates, size, preprocess),
     )

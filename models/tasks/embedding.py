@@ -51,7 +51,11 @@ class Embedding(Task):
         if any(isinstance(label, IdentityLabel) for label in labels):
             return _count_neighbours(predictions, labels)  # type: ignore[arg-type]
         pairs = zip(predictions, labels, strict=True)
-        cosines = [0.0 if one is None else max(0.0, float(one.vector @ label.vector)) for one, label in pairs]  # type: ignore[union-attr]
+        cosines = [
+            # The labels are vectors too: identities were taken above.
+            0.0 if prediction is None else max(0.0, float(prediction.vector @ label.vector))  # type: ignore[union-attr]
+            for prediction, label in pairs
+        ]
         return np.stack([np.minimum(cosines, 1.0), np.ones(len(labels))], axis=1)
 
     def metric_of(self, total: np.ndarray) -> float:
@@ -74,10 +78,10 @@ class Embedding(Task):
             several = [count for count in shown.samples().values() if count > 1]
             if len(several) < 2:
                 return f"{shown.name} shows {len(several)} identities more than once; 2 are needed"
-            if (total := sum(several)) < (few := shown.config.min_samples):
-                return f"{shown.name} holds {total} frames of identities shown more than once; {few} are needed"
+            if (total := sum(several)) < (min_samples := shown.config.min_samples):
+                return f"{shown.name} holds {total} frames of identities shown more than once; {min_samples} are needed"
             return ""
-        mean = np.mean([one.vector for one in labels], axis=0) if labels else np.zeros(1)
+        mean = np.mean([label.vector for label in labels], axis=0) if labels else np.zeros(1)
         constant = EmbeddingPrediction(mean / max(float(np.linalg.norm(mean)), 1e-12))
         return self.constant_gap(constant, labels, shown, target)
 
@@ -90,20 +94,22 @@ class Embedding(Task):
 
 def _count_neighbours(predictions: Sequence[EmbeddingPrediction | None], labels: Sequence[IdentityLabel]) -> np.ndarray:
     """Right neighbours and frames that have one, f64 (N, 2)."""
-    answered = np.array([one is not None for one in predictions])
-    width = max((len(one.vector) for one in predictions if one is not None), default=1)
-    vectors = np.stack([np.zeros(width, np.float32) if one is None else one.vector for one in predictions])
+    answered = np.array([prediction is not None for prediction in predictions])
+    width = max((len(prediction.vector) for prediction in predictions if prediction is not None), default=1)
+    vectors = np.stack(
+        [np.zeros(width, np.float32) if prediction is None else prediction.vector for prediction in predictions]
+    )
     identities, units = (
         np.unique([getattr(label, key) for label in labels], return_inverse=True)[1] for key in ("identity", "unit")
     )
     counts = np.zeros((len(labels), 2))
     for rows in np.array_split(np.arange(len(labels)), -(-len(labels) // ROWS_AT_ONCE)):
-        alike = identities[rows, None] == identities
-        elsewhere = alike & (units[rows, None] != units)
+        is_same = identities[rows, None] == identities
+        elsewhere = is_same & (units[rows, None] != units)
         itself = rows[:, None] == np.arange(len(labels))
-        near = np.where(elsewhere.any(axis=1, keepdims=True), alike & ~elsewhere, itself)
+        near = np.where(elsewhere.any(axis=1, keepdims=True), is_same & ~elsewhere, itself)
         cosines = np.where(near | ~answered, -np.inf, vectors[rows] @ vectors.T)
-        counts[rows, 1] = (alike & ~near).any(axis=1)
+        counts[rows, 1] = (is_same & ~near).any(axis=1)
         nearest = identities[cosines.argmax(axis=1)] == identities[rows]
         counts[rows, 0] = nearest & answered[rows] & (counts[rows, 1] > 0) & np.isfinite(cosines.max(axis=1))
     return counts

@@ -33,15 +33,15 @@ class Keypoints(Detection):
     ) -> list[PosePrediction]:
         """As for detection, with the points of each object in pixels of the frame, and their scores."""
         frames = reader.candidates(outputs, max(min_score, MIN_SCORE))
-        found = []
+        poses = []
         for candidates, size in zip(frames, sizes, strict=True):
             best = suppress(candidates, reader.nms_iou)
             assert best.points is not None
-            named = name_boxes(best, size, classes, preprocess)
+            detections = name_boxes(best, size, classes, preprocess)
             points = _place_points(best.points, size, preprocess).tolist()
             of_objects = tuple(tuple(tuple(point) for point in row) for row in points)
-            found.append(PosePrediction(named.classes, named.scores, named.boxes, of_objects))  # type: ignore[arg-type]
-        return found
+            poses.append(PosePrediction(detections.classes, detections.scores, detections.boxes, of_objects))  # type: ignore[arg-type]
+        return poses
 
     def tallies(
         self,
@@ -61,11 +61,11 @@ class Keypoints(Detection):
         self, prediction: PosePrediction, threshold: float, label: PoseLabels | None = None
     ) -> PoseLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
-        kept, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
+        places, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
         boxes, points = prediction.boxes, prediction.points
         return PoseLabels(
-            tuple(prediction.classes[index] for index in kept), tuple(boxes[index] for index in kept), crowds,
-            tuple(points[index] for index in kept),
+            tuple(prediction.classes[index] for index in places), tuple(boxes[index] for index in places), crowds,
+            tuple(points[index] for index in places),
         )  # fmt: skip
 
     def as_prediction(self, label: PoseLabels, size: tuple[int, int], classes: Sequence[str]) -> PosePrediction:

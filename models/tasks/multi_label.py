@@ -37,12 +37,12 @@ class MultiLabel(Task):
         preprocess: Preprocess | None = None,
     ) -> list[LabelsPrediction]:
         """The classes with a score of `min_score` or more, best first."""
-        found = []
+        predictions = []
         for row in sigmoid(outputs).tolist():
-            ranked = sorted(zip(row, classes, strict=True), key=lambda one: -one[0])
-            kept = [(name, score) for score, name in ranked if score >= min_score]
-            found.append(LabelsPrediction(tuple(name for name, _ in kept), tuple(score for _, score in kept)))
-        return found
+            ranked = sorted(zip(row, classes, strict=True), key=lambda pair: -pair[0])
+            shown = [(name, score) for score, name in ranked if score >= min_score]
+            predictions.append(LabelsPrediction(tuple(name for name, _ in shown), tuple(score for _, score in shown)))
+        return predictions
 
     def tallies(
         self,
@@ -55,24 +55,23 @@ class MultiLabel(Task):
         counts = np.zeros((len(labels), 3, len(classes)), np.int64)
         places = {name: place for place, name in enumerate(classes)}
         for row, prediction, label in zip(counts, predictions, labels, strict=True):
-            own = self.labels_of(prediction, threshold).classes if prediction is not None else ()
-            row[1, [places[name] for name in own]] = 1
+            predicted = self.labels_of(prediction, threshold).classes if prediction is not None else ()
+            row[1, [places[name] for name in predicted]] = 1
             row[2, [places[name] for name in label.classes]] = 1
         counts[:, 0] = counts[:, 1] & counts[:, 2]
         return counts
 
     def metric_of(self, total: np.ndarray) -> float:
         """F1, the mean of the classes that are labelled or predicted; 1 where there are none."""
-        hits, found, wanted = total
-        present = found + wanted > 0
-        return float((2 * hits[present] / (found + wanted)[present]).mean()) if present.any() else 1.0
+        hits, predicted, labelled = total
+        present = predicted + labelled > 0
+        return float((2 * hits[present] / (predicted + labelled)[present]).mean()) if present.any() else 1.0
 
     def choose_threshold(self, predictions: Sequence[LabelsPrediction], labels: Sequence[LabelSet]) -> float:
         """The one of THRESHOLDS with the largest F1 on these frames; of equal ones the middle."""
-        classes = sorted({name for one in (*predictions, *labels) for name in one.classes})
-        scores = np.array([
-            self.metric_of(self.tallies(predictions, labels, classes, one).sum(axis=0)) for one in THRESHOLDS
-        ])  # fmt: skip
+        classes = sorted({name for frame in (*predictions, *labels) for name in frame.classes})
+        tallies = (self.tallies(predictions, labels, classes, threshold) for threshold in THRESHOLDS)
+        scores = np.array([self.metric_of(tally.sum(axis=0)) for tally in tallies])
         best = np.flatnonzero(scores == scores.max())
         return float(THRESHOLDS[best[len(best) // 2]])
 
@@ -87,15 +86,15 @@ class MultiLabel(Task):
 
     def find_gap(self, labels: Sequence[LabelSet], classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
         """A class with so many frames and as many without it, each in several clips; not all alike."""
-        few, clips = shown.config.min_samples, shown.clips or [""] * len(labels)
+        min_samples, clips = shown.config.min_samples, shown.clips or [""] * len(labels)
         least_clips = shown.config.min_clips if shown.clips else 1
         for name in classes:
             sides: dict[bool, list[str]] = {True: [], False: []}
             for label, clip in zip(labels, clips, strict=True):
                 sides[name in label.classes].append(clip)
-            if all(len(own) >= few and len(set(own)) >= least_clips for own in sides.values()):
+            if all(len(frames) >= min_samples and len(set(frames)) >= least_clips for frames in sides.values()):
                 return ""
-        return f"{shown.name} shows no class in {few} frames and, elsewhere, {few} frames without it"
+        return f"{shown.name} shows no class in {min_samples} frames and, elsewhere, {min_samples} frames without it"
 
     def is_competent(self, reached: float, classes: Sequence[str]) -> bool:
         """As for detection."""

@@ -64,12 +64,12 @@ class Segmentation(Task):
     ) -> list[MaskPrediction]:
         """The most probable class of each pixel that shows the frame, at the resolution of the input."""
         preprocess = preprocess or Preprocess(outputs.shape[-2:])  # type: ignore[arg-type]
-        found = []
+        predictions = []
         for logits, size in zip(outputs, sizes, strict=True):
             mask = choose_classes(logits, preprocess.size)
             rows, columns, extent = visible_part(preprocess, size)
-            found.append(MaskPrediction(mask[rows, columns], extent, size, tuple(classes)))  # type: ignore[arg-type]
-        return found
+            predictions.append(MaskPrediction(mask[rows, columns], extent, size, tuple(classes)))  # type: ignore[arg-type]
+        return predictions
 
     def tallies(
         self,
@@ -82,13 +82,13 @@ class Segmentation(Task):
         count = len(classes)
         counts = np.zeros((len(labels), 2, count), np.int64)
         for row, prediction, label in zip(counts, predictions, labels, strict=True):
-            found = np.full(label.mask.shape, IGNORED, np.uint8)
+            predicted = np.full(label.mask.shape, IGNORED, np.uint8)
             if prediction is not None:
-                found = resample(prediction.mask, prediction.extent, label.mask.shape, label.extent)  # type: ignore[arg-type]
+                predicted = resample(prediction.mask, prediction.extent, label.mask.shape, label.extent)  # type: ignore[arg-type]
             labelled = label.mask != IGNORED
-            truth, found = label.mask[labelled], found[labelled]
-            row[0] = np.bincount(truth[truth == found], minlength=count)[:count]
-            row[1] = _areas(truth, count) + _areas(found, count) - row[0]
+            truth, predicted = label.mask[labelled], predicted[labelled]
+            row[0] = np.bincount(truth[truth == predicted], minlength=count)[:count]
+            row[1] = _areas(truth, count) + _areas(predicted, count) - row[0]
         return counts
 
     def metric_of(self, total: np.ndarray) -> float:

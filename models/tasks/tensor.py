@@ -50,8 +50,8 @@ class Tensors(Task):
         preprocess: Preprocess | None = None,
     ) -> list[TensorPrediction]:
         """The outputs of each frame; for `argmax` the places of the largest values alone."""
-        given = [outputs] if isinstance(outputs, np.ndarray) else outputs
-        arrays = [array for array in given if array.dtype.kind == "f"]
+        tensors = [outputs] if isinstance(outputs, np.ndarray) else outputs
+        arrays = [array for array in tensors if array.dtype.kind == "f"]
         shapes = tuple(array.shape[1:] for array in arrays)
         if self.by == "argmax":
             arrays = [array.argmax(axis=1 + choice_axis(array.shape[1:])) for array in arrays]
@@ -72,10 +72,10 @@ class Tensors(Task):
                 row[0] = np.mean([self._agreement(*pair) for pair in zip(prediction.values, label.values, strict=True)])
         return counts
 
-    def _agreement(self, mine: np.ndarray, theirs: np.ndarray) -> float:
+    def _agreement(self, answer: np.ndarray, theirs: np.ndarray) -> float:
         if self.by == "argmax":
-            return float(np.mean(mine == theirs))
-        a, b = mine.ravel().astype(np.float64), theirs.ravel().astype(np.float64)
+            return float(np.mean(answer == theirs))
+        a, b = answer.ravel().astype(np.float64), theirs.ravel().astype(np.float64)
         if np.array_equal(a, b):
             return 1.0
         norm = float(np.linalg.norm(b))
@@ -99,7 +99,7 @@ class Tensors(Task):
         """So many frames, whose outputs are not all alike."""
         if not labels:
             return self.constant_gap(None, labels, shown, target)
-        stacks = [np.stack(values) for values in zip(*(one.values for one in labels), strict=True)]
+        stacks = [np.stack(values) for values in zip(*(label.values for label in labels), strict=True)]
         middle = np.median if self.by == "argmax" else np.mean
         constant = TensorPrediction(tuple(middle(stack, axis=0) for stack in stacks), labels[0].shapes)
         return self.constant_gap(constant, labels, shown, target)

@@ -143,11 +143,11 @@ def preprocess_of(query: Query) -> Preprocess:
 
     Raises InputError where neither says the size, the mean and the deviation.
     """
-    given = query.preprocess
-    if isinstance(given, Preprocess):
-        return given
-    own = _own_preprocess(query)
-    keys = dict(given or {}) if own is None else {**vars(own), **(given or {})}
+    stated = query.preprocess
+    if isinstance(stated, Preprocess):
+        return stated
+    default = _own_preprocess(query)
+    keys = dict(stated or {}) if default is None else {**vars(default), **(stated or {})}
     if query.input_size is not None:
         keys["size"] = height_width(query.input_size)
     missing = [key for key in ("size", "mean", "std") if key not in keys]

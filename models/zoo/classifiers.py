@@ -65,8 +65,8 @@ class CifarResNet(nn.Module):
 
 
 def _stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
-    rest = (BasicBlock(channels, channels, 1) for _ in range(blocks - 1))
-    return nn.Sequential(BasicBlock(in_channels, channels, stride), *rest)
+    followers = (BasicBlock(channels, channels, 1) for _ in range(blocks - 1))
+    return nn.Sequential(BasicBlock(in_channels, channels, stride), *followers)
 
 
 def _build(depth: int, num_classes: int, input_size: InputSize = 32) -> CifarResNet:

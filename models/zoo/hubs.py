@@ -131,17 +131,17 @@ def _make_timm(model: str, width: int, args: dict[str, Any]) -> nn.Module:
 def _read_timm(model: str, size: Size | None) -> HubModel:
     name = _timm_name(model)
     config = _require("timm.models", "timm", model).get_pretrained_cfg(name)
-    own = tuple(config.input_size[1:])
+    published_size = tuple(config.input_size[1:])
     fraction = float(config.crop_pct)
     resize = (
         "center-crop" if config.crop_mode == "center" else "letterbox" if config.crop_mode == "border" else "stretch"
     )
     _note_resampling(model, config.interpolation)
-    args = {"img_size": list(size)} if size and size != own and config.fixed_input_size else {}
+    args = {"img_size": list(size)} if size and size != published_size and config.fixed_input_size else {}
     keys = {"resize": resize, "mean": tuple(config.mean), "std": tuple(config.std)}
     if resize == "center-crop":
         keys["crop_fraction"] = min(fraction, 1.0)
-    return HubModel(own, keys, _find_cached(config), args)
+    return HubModel(published_size, keys, _find_cached(config), args)
 
 
 def _find_cached(config: Any) -> Path | None:
@@ -150,8 +150,8 @@ def _find_cached(config: Any) -> Path | None:
 
     hub = _require("huggingface_hub", "timm", TIMM)
     for name in (config.hf_hub_filename, *WEIGHT_FILES) if config.hf_hub_id else ():
-        if name and isinstance(found := hub.try_to_load_from_cache(config.hf_hub_id, name), str):
-            return Path(found)
+        if name and isinstance(cached := hub.try_to_load_from_cache(config.hf_hub_id, name), str):
+            return Path(cached)
     path = Path(get_dir(), "checkpoints", config.url.rpartition("/")[2]) if config.url else None
     return path if path is not None and path.is_file() else None
 
@@ -161,11 +161,11 @@ def _find_cached(config: Any) -> Path | None:
 
 def _make_hf(model: str, width: int, args: dict[str, Any]) -> nn.Module:
     transformers = _require("transformers", "hf", model)
-    given = {name: value for name, value in args.pop(CONFIG, {}).items() if name not in DROPPED and name[0] != "_"}
+    settings = {name: value for name, value in args.pop(CONFIG, {}).items() if name not in DROPPED and name[0] != "_"}
     if args:
         raise InputError(model, f"takes no argument '{next(iter(args))[:60]}'", "take it out", "model_args")
-    kind = str(given.pop("model_type", ""))
-    config = transformers.AutoConfig.for_model(kind, **{**given, "num_labels": width, "return_dict": True})
+    kind = str(settings.pop("model_type", ""))
+    config = transformers.AutoConfig.for_model(kind, **{**settings, "num_labels": width, "return_dict": True})
     module = transformers.AutoModelForImageClassification.from_config(config)
 
     base = type(module)
@@ -183,41 +183,41 @@ def _read_hf(model: str, root: Path) -> HubModel:
     if not folder.is_dir():
         raise InputError(folder, "is no folder", hint, "model")
     config = read_json(folder / CONFIG_FILE, hint, foreign=True)
-    named = [str(one) for one in config.get("architectures") or ()]
-    if named and not any(one.endswith("ForImageClassification") for one in named):
+    class_names = [str(name) for name in config.get("architectures") or ()]
+    if class_names and not any(name.endswith("ForImageClassification") for name in class_names):
         other = "export it as .onnx and give that file as `model`"
-        raise InputError(folder, f"holds a {named[0]:.60}, no image classifier", other, "model")
+        raise InputError(folder, f"holds a {class_names[0]:.60}, no image classifier", other, "model")
     has_weights = any((folder / name).exists() for name in WEIGHT_FILES)
     size, keys = None, {}
     if (folder / PROCESSOR_FILE).exists():
         size, keys = _read_processor(model, read_json(folder / PROCESSOR_FILE, hint, foreign=True))
-    kept = {name: value for name, value in config.items() if name not in DROPPED and not name.startswith("_")}
-    return HubModel(size, keys, folder if has_weights else None, {CONFIG: kept})
+    settings = {name: value for name, value in config.items() if name not in DROPPED and not name.startswith("_")}
+    return HubModel(size, keys, folder if has_weights else None, {CONFIG: settings})
 
 
-def _read_processor(model: str, given: Mapping[str, Any]) -> tuple[Size | None, dict[str, Any]]:
+def _read_processor(model: str, processor: Mapping[str, Any]) -> tuple[Size | None, dict[str, Any]]:
     """Input size and preprocessing of an image processor's config; without what it does not say, or says otherwise."""
-    size, crop = (_sides(given.get(name)) for name in ("size", "crop_size"))
-    shortest = (given.get("size") or {}).get("shortest_edge") if isinstance(given.get("size"), dict) else None
+    size, crop = (_sides(processor.get(name)) for name in ("size", "crop_size"))
+    shortest = (processor.get("size") or {}).get("shortest_edge") if isinstance(processor.get("size"), dict) else None
     keys: dict[str, Any] = {}
-    if given.get("do_center_crop") and crop and (shortest or size):
+    if processor.get("do_center_crop") and crop and (shortest or size):
         size, keys = (
             crop,
             {"resize": "center-crop", "crop_fraction": min(1.0, max(crop) / (shortest or min(size or crop)))},
         )
-    elif shortest and "crop_pct" in given:
+    elif shortest and "crop_pct" in processor:
         size, keys = (shortest, shortest), {"resize": "stretch"}
         if shortest < WARPED_FROM:
-            keys = {"resize": "center-crop", "crop_fraction": float(given["crop_pct"] or 1)}
+            keys = {"resize": "center-crop", "crop_fraction": float(processor["crop_pct"] or 1)}
     elif size:
         keys = {"resize": "stretch"}
-    if given.get("do_normalize", True):
-        keys |= {name: tuple(given[f"image_{name}"]) for name in ("mean", "std") if given.get(f"image_{name}")}
+    if processor.get("do_normalize", True):
+        keys |= {name: tuple(processor[f"image_{name}"]) for name in ("mean", "std") if processor.get(f"image_{name}")}
     else:
         keys |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    if not given.get("do_rescale", True):
+    if not processor.get("do_rescale", True):
         keys["scale"] = 255
-    _note_resampling(model, {0: "nearest", 1: "lanczos", 3: "bicubic"}.get(given.get("resample", 2), "bilinear"))
+    _note_resampling(model, {0: "nearest", 1: "lanczos", 3: "bicubic"}.get(processor.get("resample", 2), "bilinear"))
     return size, keys
 
 
@@ -234,21 +234,21 @@ def read_saved(folder: Path, module: nn.Module) -> dict[str, torch.Tensor] | Non
     transformers.utils.logging.disable_progress_bar()
     try:
         with built_on("cpu"):
-            found = transformers.AutoModelForImageClassification.from_pretrained(
+            classifier = transformers.AutoModelForImageClassification.from_pretrained(
                 folder, local_files_only=True, use_safetensors=True, dtype="auto"
             )
     except Exception as error:  # a damaged folder can fail in any way
         text = " ".join(str(error).split())[:200]
         raise InputError(folder, f"cannot be read: {text}", "save it again with save_pretrained", "weights") from error
-    return found.state_dict()
+    return classifier.state_dict()
 
 
-def _sides(given: Any) -> Size | None:
+def _sides(size: Any) -> Size | None:
     """Height and width of a size as a processor writes it; None for another form."""
-    if isinstance(given, int):
-        return given, given
-    if isinstance(given, dict) and {"height", "width"} <= given.keys():
-        return int(given["height"]), int(given["width"])
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, dict) and {"height", "width"} <= size.keys():
+        return int(size["height"]), int(size["width"])
     return None
 
 

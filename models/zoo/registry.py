@@ -86,8 +86,8 @@ def check_arguments(model: str, args: Mapping[str, Any]) -> None:
             problem = f"cannot be built: it takes no argument '{name[:60]}' from a file"
             raise InputError(model, problem, f"there are {', '.join(sorted(ARGUMENTS))}", "model_args")
         if not _is_bounded(value, MAX_ARGUMENT_DEPTH):
-            wanted = f"true, false, a number from 0 to {MAX_NUMBER:,}, or a list of at most {MAX_ITEMS}"
-            problem = f"cannot be built: {name} is {str(value)[:60]}, not {wanted}"
+            allowed = f"true, false, a number from 0 to {MAX_NUMBER:,}, or a list of at most {MAX_ITEMS}"
+            problem = f"cannot be built: {name} is {str(value)[:60]}, not {allowed}"
             raise InputError(model, problem, "correct `model_args`", "model_args")
 
 

@@ -68,15 +68,15 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
     factory: Factory | None = getattr(module, attribute, None)
     if not callable(factory):
         problem = f"{module_name} has no '{attribute}'" if factory is None else f"{attribute} cannot be called"
-        known = [name for name, value in vars(module).items() if callable(value)]
-        near = difflib.get_close_matches(attribute, known)
+        callables = [name for name, value in vars(module).items() if callable(value)]
+        near = difflib.get_close_matches(attribute, callables)
         hint = f"did you mean {', '.join(near)}?" if near else "name a function that returns the module"
         raise InputError(model, problem, hint, "model")
     parameters = _parameters(factory)
 
     def call(num_classes: int, input_size: InputSize, **args: Any) -> nn.Module:
-        given = {"num_classes": num_classes, "input_size": input_size}
-        return factory(**{**{name: value for name, value in given.items() if name in parameters}, **args})
+        values = {"num_classes": num_classes, "input_size": input_size}
+        return factory(**{**{name: value for name, value in values.items() if name in parameters}, **args})
 
     call.parameters = parameters  # type: ignore[attr-defined]
     return call
@@ -85,11 +85,11 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
 def _parameters(factory: Factory) -> tuple[str, ...]:
     """The names of a factory's parameters; `num_classes` too where it takes any, and where it does not tell."""
     try:
-        found = inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return ("num_classes",)
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
-    return (*found, "num_classes") if takes_any else tuple(found)
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return (*parameters, "num_classes") if takes_any else tuple(parameters)
 
 
 def has_fixed_head(factory: Factory) -> bool:
@@ -109,8 +109,8 @@ def build_foreign(
         problem = f"cannot be built: {reason(error)}{_location(error)}"
         hint = "correct the factory, or check model_args and input_size"
         if isinstance(error, TypeError) and not _location(error):
-            known = ", ".join(dict.fromkeys(getattr(factory, "parameters", ())))
-            hint = f"it takes ({known}): num_classes and input_size are given by these names, the others by model_args"
+            names = ", ".join(dict.fromkeys(getattr(factory, "parameters", ())))
+            hint = f"it takes ({names}): num_classes and input_size are given by these names, the others by model_args"
         raise InputError(model, problem, hint, "model_args") from error
     if not isinstance(module, nn.Module):
         raise InputError(model, f"the factory returned {type(module).__name__}", "it must return a torch nn.Module")
@@ -212,8 +212,8 @@ def check_logits(model: str, outputs: Any, width: int, is_fixed: bool = False) -
             problem = f"{problem}: its factory takes no `num_classes`, so its head is fixed"
             hint = f"list its {outputs.shape[1]} classes, or "
         raise InputError(model, problem, f"{hint}make its last layer `num_classes` wide", "classes")
-    given = f"a tensor {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-    problem = f"answers two frames with {given}, not with logits (2, {width})"
+    answer = f"a tensor {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    problem = f"answers two frames with {answer}, not with logits (2, {width})"
     raise InputError(model, problem, "return one row of plain logits for each frame", "model")
 
 
@@ -240,9 +240,11 @@ def _answer(module: nn.Module, input_size: InputSize, frames: int) -> Any:
 def _run_on_meta(module: nn.Module, input_size: InputSize, frames: int) -> Any:
     """Outputs of a copy of the module on the meta device: a forward may keep tensors for later calls."""
     tensors = list(_tensors_in([vars(part) for part in module.modules()]))
-    meta = {id(one): one.detach().to("meta").requires_grad_(one.requires_grad) for one in tensors}
+    meta = {id(tensor): tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in tensors}
     parameters = {
-        id(one): nn.Parameter(meta[id(one)], one.requires_grad) for one in tensors if isinstance(one, nn.Parameter)
+        id(tensor): nn.Parameter(meta[id(tensor)], tensor.requires_grad)
+        for tensor in tensors
+        if isinstance(tensor, nn.Parameter)
     }
     copied = copy.deepcopy(module, {**meta, **parameters})
     with torch.device("meta"), _inference_mode(copied):
@@ -254,24 +256,24 @@ def _tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple | dict) and depth:
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(one, depth - 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item, depth - 1)
 
 
 def has_loose_tensors(module: nn.Module) -> bool:
     """Whether a module on the meta device lacks values outside its state dict: of attributes, or other buffers."""
-    known = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    identities = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     tensors = _tensors_in([vars(part) for part in module.modules()])
-    return any(tensor.is_meta and id(tensor) not in known for tensor in tensors)
+    return any(tensor.is_meta and id(tensor) not in identities for tensor in tensors)
 
 
 def fill_loose_tensors(module: nn.Module, twin: nn.Module, device: str | torch.device) -> nn.Module:
     """Give a module on the meta device the tensors that its twin with values holds outside the state dict."""
-    for part, own in zip(module.modules(), twin.modules(), strict=True):
-        for name in own._non_persistent_buffers_set:
-            if (tensor := own._buffers[name]) is not None:
+    for part, counterpart in zip(module.modules(), twin.modules(), strict=True):
+        for name in counterpart._non_persistent_buffers_set:
+            if (tensor := counterpart._buffers[name]) is not None:
                 part._buffers[name] = tensor.to(device)
-        for name, value in vars(own).items():
+        for name, value in vars(counterpart).items():
             if isinstance(value, Tensor):
                 setattr(part, name, value.to(device))
     return module

@@ -42,7 +42,7 @@ def test_wrong_channels_are_found(tmp_path) -> None:
     query, model, val = read_query(tmp_path, preprocess={**PLAIN, "channels": "bgr"})
     better = find_better_preprocess(query, model, val)
     assert better is not None and better.keys == {"channels": "rgb"}
-    assert (better.own, better.reached) == (0.0, 1.0)
+    assert (better.current, better.reached) == (0.0, 1.0)
     assert describe_preprocess_problem(query, model, val, score_original(query, model, val)) == (
         "its original reaches 0.00 balanced_accuracy on 24 frames of val, and 1.00 with `preprocess: {channels: rgb}`",
         "write that into the query if it was trained so",

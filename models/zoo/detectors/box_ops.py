@@ -105,8 +105,8 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     empty = (scores < 0)[..., None]
     # Rows without a box all take one place, so that the first of them suppresses the others at once.
     boxes = torch.cat([boxes[..., :2].masked_fill(empty, 0), boxes[..., 2:].masked_fill(empty, 1)], dim=-1)
-    kept = torch.stack([_nms_mask(*frame, iou) for frame in zip(boxes.unbind(), scores.unbind())])
-    return torch.where(kept, scores, NOTHING)
+    winners = torch.stack([_nms_mask(*frame, iou) for frame in zip(boxes.unbind(), scores.unbind())])
+    return torch.where(winners, scores, NOTHING)
 
 
 def rows_where(mask: Tensor) -> Tensor:
@@ -125,6 +125,6 @@ def rows_at(values: Tensor, rows: Tensor) -> Tensor:
 def _nms_mask(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     if boxes.is_meta:
         return torch.ones_like(scores, dtype=torch.bool)
-    kept = torch.zeros_like(scores)
-    kept[nms(boxes, scores, iou)] = 1
-    return kept > 0
+    winners = torch.zeros_like(scores)
+    winners[nms(boxes, scores, iou)] = 1
+    return winners > 0

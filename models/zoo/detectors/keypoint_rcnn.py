@@ -51,31 +51,34 @@ class KeypointRcnn(TwoStage):
         """As for Faster R-CNN, and the points of the original's certain detections."""
         boxes, scores, labels, points = teacher
         certain = [score >= MIN_TAUGHT_SCORE for score in scores]
-        taught = [own[rows].float() for own, rows in zip(points, certain)]
-        seen = [torch.cat([own[..., :2], torch.ones_like(own[..., 2:])], dim=-1) for own in taught]
-        own_boxes = [own[rows].float() for own, rows in zip(boxes, certain)]
+        taught = [frame_points[rows].float() for frame_points, rows in zip(points, certain)]
+        seen = [
+            torch.cat([frame_points[..., :2], torch.ones_like(frame_points[..., 2:])], dim=-1)
+            for frame_points in taught
+        ]
+        own_boxes = [frame_boxes[rows].float() for frame_boxes, rows in zip(boxes, certain)]
         return super().distill(outputs, (boxes, scores, labels)) + self._point_loss(outputs, own_boxes, seen)
 
-    def _detect(self, features: Sequence[Tensor], proposals: Tensor, found: Tensor) -> Any:
-        boxes, scores, labels = super()._detect(features, proposals, found)
+    def _detect(self, features: Sequence[Tensor], proposals: Tensor, objectness: Tensor) -> Any:
+        boxes, scores, labels = super()._detect(features, proposals, objectness)
         return boxes, scores, labels, self._find_points(features, boxes, scores)
 
     def _find_points(self, features: Sequence[Tensor], boxes: Tensor, scores: Tensor) -> Tensor:
         """The place of the largest value of each map, by a parabola between cells; its score is the value's sigmoid."""
-        frames, most = scores.shape
+        frames, proposals_each = scores.shape
         live = rows_where((scores > 0).flatten())
-        own = boxes.flatten(0, 1)[live]
-        frame = (live // most).to(own.dtype)[:, None]
-        maps = self._maps(features, torch.cat([frame, own * self.extent.on(own.device)], dim=1)).float()
+        live_boxes = boxes.flatten(0, 1)[live]
+        frame = (live // proposals_each).to(live_boxes.dtype)[:, None]
+        maps = self._maps(features, torch.cat([frame, live_boxes * self.extent.on(live_boxes.device)], dim=1)).float()
         side = maps.shape[-1]
         best, cell = maps.flatten(2).max(dim=2)
         row, column = cell // side, cell % side
         x, y = (self._refine(maps, row, column, side, axis) for axis in (1, 0))
-        spans, starts = own[:, None, 2:] - own[:, None, :2], own[:, None, :2]
+        spans, starts = live_boxes[:, None, 2:] - live_boxes[:, None, :2], live_boxes[:, None, :2]
         places = starts + torch.stack([x, y], dim=-1) / side * spans
-        points = places.new_zeros((frames * most, self.num_keypoints, 3))
+        points = places.new_zeros((frames * proposals_each, self.num_keypoints, 3))
         points[live] = torch.cat([places, best.sigmoid()[..., None]], dim=-1)
-        return points.unflatten(0, (frames, most))
+        return points.unflatten(0, (frames, proposals_each))
 
     @staticmethod
     def _refine(maps: Tensor, row: Tensor, column: Tensor, side: int, axis: int) -> Tensor:
@@ -87,8 +90,8 @@ class KeypointRcnn(TwoStage):
             cell = row * side + place if axis else place * side + column
             return maps.flatten(2).gather(2, cell[..., None]).squeeze(2)
 
-        before, here, after = value(at - 1), value(at), value(at + 1)
-        curve = (2 * here - before - after).clamp(min=MIN_CURVE)
+        before, middle, after = value(at - 1), value(at), value(at + 1)
+        curve = (2 * middle - before - after).clamp(min=MIN_CURVE)
         return at + 0.5 + ((after - before) / (2 * curve)).clamp(-0.5, 0.5)
 
     def _maps(self, features: Sequence[Tensor], rois: Tensor) -> Tensor:
@@ -102,19 +105,23 @@ class KeypointRcnn(TwoStage):
     def _point_loss(self, outputs: Regions, boxes: Sequence[Tensor], points: Sequence[Tensor]) -> Tensor:
         """Cross-entropy of the places in the objects' boxes, and in proposals that overlap them."""
         rois, matched, extent = [], [], self.extent.on(outputs.objectness.device)
-        for own, found, scores in zip(boxes, outputs.proposals, outputs.scores):
-            pixels = own * extent
-            picked = found[scores >= 0] if len(own) else found[:0]
-            overlap, row = box_iou(picked, pixels).max(dim=1) if len(picked) else (found[:0, 0], found[:0, 0].long())
+        for objects, proposals, scores in zip(boxes, outputs.proposals, outputs.scores):
+            pixels = objects * extent
+            picked = proposals[scores >= 0] if len(objects) else proposals[:0]
+            overlap, row = (
+                box_iou(picked, pixels).max(dim=1) if len(picked) else (proposals[:0, 0], proposals[:0, 0].long())
+            )
             near = (overlap >= MIN_OVERLAP).nonzero().squeeze(1)[:MAX_REGIONS]
             rois.append(torch.cat([pixels, picked[near]]))
-            matched.append(torch.cat([torch.arange(len(own), device=own.device), row[near]]))
+            matched.append(torch.cat([torch.arange(len(objects), device=objects.device), row[near]]))
         if not sum(map(len, rois)):
             return outputs.objectness.sum() * 0
-        frames = torch.cat([torch.full_like(own[:, :1], index) for index, own in enumerate(rois)])
+        frames = torch.cat([torch.full_like(regions[:, :1], index) for index, regions in enumerate(rois)])
         maps = self._maps(outputs.features, torch.cat([frames, torch.cat(rois)], dim=1))
-        wanted = [torch.cat([own[..., :2] * extent[:2], own[..., 2:]], dim=-1) for own in points]
-        return keypointrcnn_loss(maps, rois, wanted, matched)
+        targets = [
+            torch.cat([object_points[..., :2] * extent[:2], object_points[..., 2:]], dim=-1) for object_points in points
+        ]
+        return keypointrcnn_loss(maps, rois, targets, matched)
 
 
 @register("keypointrcnn_resnet50_fpn", task="keypoints", input_size=INPUT_SIZE, published="keypointrcnn_resnet50_fpn")

@@ -51,8 +51,8 @@ def ssd_loss(
     count = max(1, int(positive.sum()))
     frame, anchor = positive.nonzero(as_tuple=True)
     row = matched[frame, anchor]
-    wanted = box_coder.encode_single(boxes[frame, row], default_boxes[anchor])
-    box_loss = F.smooth_l1_loss(deltas[frame, anchor], wanted, reduction="sum")
+    target_deltas = box_coder.encode_single(boxes[frame, row], default_boxes[anchor])
+    box_loss = F.smooth_l1_loss(deltas[frame, anchor], target_deltas, reduction="sum")
     classes = torch.zeros_like(matched)
     classes[frame, anchor] = labels[frame, row] + 1  # logit 0 is the background's
     class_loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(matched.shape)
@@ -84,9 +84,9 @@ def distill_loss(outputs: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor])
 
 def _stack(targets: Sequence[BoxTarget], device: torch.device) -> tuple[Tensor, Tensor]:
     """Boxes (N, M, 4) and labels (N, M), which are -1 in the rows beyond a frame's objects."""
-    most = max(len(target.labels) for target in targets)
-    boxes = torch.zeros(len(targets), most, 4)
-    labels = torch.full((len(targets), most), -1)
+    max_objects = max(len(target.labels) for target in targets)
+    boxes = torch.zeros(len(targets), max_objects, 4)
+    labels = torch.full((len(targets), max_objects), -1)
     for index, target in enumerate(targets):
         boxes[index, : len(target.labels)] = target.boxes
         labels[index, : len(target.labels)] = target.labels
@@ -160,7 +160,9 @@ def map_shapes(backbone: nn.Module, input_size: InputSize) -> dict[str, MapShape
         raise ValueError(f"input_size {input_size} is too small for this backbone") from error
     finally:
         backbone.train(training)
-    return {name: (one.shape[1], one.shape[2], one.shape[3]) for name, one in maps.items()}
+    return {
+        name: (feature_map.shape[1], feature_map.shape[2], feature_map.shape[3]) for name, feature_map in maps.items()
+    }
 
 
 def spread(scales: Sequence[float], maps: int) -> list[float]:

@@ -72,7 +72,7 @@ class SqueezeNetMaps(nn.Module):
 def _number_maps(maps: list[Tensor], extra: nn.ModuleList) -> OrderedDict[str, Tensor]:
     for block in extra:
         maps.append(block(maps[-1]))
-    return OrderedDict((str(index), one) for index, one in enumerate(maps))
+    return OrderedDict((str(index), feature_map) for index, feature_map in enumerate(maps))
 
 
 def _extra_block(in_channels: int, out_channels: int) -> nn.Sequential:

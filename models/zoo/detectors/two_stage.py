@@ -49,8 +49,8 @@ def proposal_loss(rpn: Any, objectness: Tensor, deltas: Tensor, anchors: Tensor,
     weights = torch.stack([_at(t["weights"], rows) for t, rows in zip(targets, matched)])
     boxes = torch.stack([_at(t["boxes"], rows) for t, rows in zip(targets, matched)])
     chosen = positive | negative
-    wanted = (weights * positive)[chosen]
-    class_loss = F.binary_cross_entropy_with_logits(objectness[chosen], wanted)
+    goals = (weights * positive)[chosen]
+    class_loss = F.binary_cross_entropy_with_logits(objectness[chosen], goals)
     encoded = rpn.box_coder.encode_single(boxes[positive], anchors.expand(len(targets), -1, -1)[positive])
     return class_loss + _box_loss(deltas[positive], encoded, weights[positive]) / sampled
 
@@ -69,14 +69,14 @@ def region_loss(
     frames = [torch.full_like(boxes[:, :1], index) for index, boxes in enumerate(picked)]
     logits, deltas = classify(torch.cat([torch.cat(frames), torch.cat(picked)], dim=1))
     weights = torch.cat([_at(target["weights"], rows) for target, rows in zip(targets, matched)])
-    label, wanted = torch.cat(labels), torch.cat(encoded)
+    label, box_goals = torch.cat(labels), torch.cat(encoded)
     background = torch.zeros_like(label)
     # A region of the background loses the same either way.
     is_label, is_background = (F.cross_entropy(logits, goal, reduction="none") for goal in (label, background))
     class_loss = (weights * is_label + (1 - weights) * is_background).mean()
     rows = (label > 0).nonzero().squeeze(1)
-    own = deltas.unflatten(1, (-1, 4))[rows, label[rows]]
-    return class_loss + _box_loss(own, wanted[rows], weights[rows]) / len(label)
+    label_deltas = deltas.unflatten(1, (-1, 4))[rows, label[rows]]
+    return class_loss + _box_loss(label_deltas, box_goals[rows], weights[rows]) / len(label)
 
 
 def _match(matcher: Any, anchors: Tensor, target: Target) -> tuple[Tensor, Tensor]:
@@ -94,8 +94,8 @@ def _at(values: Tensor, rows: Tensor) -> Tensor:
     return values[rows] if len(values) else values.new_zeros(len(rows), *values.shape[1:])
 
 
-def _box_loss(deltas: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
-    distance = F.smooth_l1_loss(deltas, wanted, beta=BETA, reduction="none").sum(dim=-1)
+def _box_loss(deltas: Tensor, goals: Tensor, weights: Tensor) -> Tensor:
+    distance = F.smooth_l1_loss(deltas, goals, beta=BETA, reduction="none").sum(dim=-1)
     return (distance * weights).sum()
 
 
@@ -161,8 +161,10 @@ class TwoStage(Detector):
 
     def loss(self, outputs: Regions, targets: Sequence[BoxTarget]) -> Tensor:
         """The four losses of Faster R-CNN, summed; anchors and proposals are sampled by torch's own generator."""
-        wanted = pixel_targets(targets, self.extent, outputs.objectness.device)
-        return self._loss(outputs, [{**one, "weights": torch.ones_like(one["boxes"][:, 0])} for one in wanted])
+        pixel_boxes = pixel_targets(targets, self.extent, outputs.objectness.device)
+        return self._loss(
+            outputs, [{**target, "weights": torch.ones_like(target["boxes"][:, 0])} for target in pixel_boxes]
+        )
 
     def distill(self, outputs: Regions, teacher: Detections) -> Tensor:
         """The same losses against the original's detections, weighted by their scores.
@@ -171,17 +173,19 @@ class TwoStage(Detector):
         box is weighted by s. So the loss is not zero at the original's own weights, but smallest near them.
         """
         boxes, scores, labels = teacher
-        wanted, extent = [], self.extent.on(boxes.device)
+        taught, extent = [], self.extent.on(boxes.device)
         for box, score, label in zip(boxes.float() * extent, scores.float(), labels.long()):
             seen = score > 0
-            wanted.append({"boxes": box[seen], "labels": label[seen] + 1, "weights": score[seen]})
-        return self._loss(outputs, wanted)
+            taught.append({"boxes": box[seen], "labels": label[seen] + 1, "weights": score[seen]})
+        return self._loss(outputs, taught)
 
     def _loss(self, outputs: Regions, targets: list[dict[str, Tensor]]) -> Tensor:
         anchors = self.anchors.on(outputs.objectness.device)
         first = proposal_loss(self.rpn, outputs.objectness, outputs.deltas, anchors, targets)
-        found = [boxes[scores >= 0] for boxes, scores in zip(outputs.proposals, outputs.scores)]
-        return first + region_loss(self.roi_heads, found, targets, lambda rois: self._regions(outputs.features, rois))
+        proposals = [boxes[scores >= 0] for boxes, scores in zip(outputs.proposals, outputs.scores)]
+        return first + region_loss(
+            self.roi_heads, proposals, targets, lambda rois: self._regions(outputs.features, rois)
+        )
 
     def _propose(self, objectness: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
         """The best proposals (N, P, 4) over all levels, each level suppressed alone, and their scores (N, P)."""
@@ -201,20 +205,20 @@ class TwoStage(Detector):
         best, rows = every.topk(min(self.rpn.post_nms_top_n(), every.shape[1]), dim=1)
         return rows_at(torch.cat(boxes, dim=1), rows), best
 
-    def _detect(self, features: Sequence[Tensor], proposals: Tensor, found: Tensor) -> Detections:
-        frames, most = found.shape
+    def _detect(self, features: Sequence[Tensor], proposals: Tensor, objectness: Tensor) -> Detections:
+        frames, proposals_each = objectness.shape
         heads = self.roi_heads
-        live = rows_where((found >= 0).flatten())
-        rois = torch.cat([(live // most).to(proposals.dtype)[:, None], proposals.flatten(0, 1)[live]], dim=1)
+        live = rows_where((objectness >= 0).flatten())
+        rois = torch.cat([(live // proposals_each).to(proposals.dtype)[:, None], proposals.flatten(0, 1)[live]], dim=1)
         logits, live_deltas = self._regions(features, rois)
         probabilities = logits.float().softmax(dim=1)[:, 1:]
         classes = probabilities.shape[1]
-        scores = probabilities.new_full((frames * most, classes), NOTHING)
+        scores = probabilities.new_full((frames * proposals_each, classes), NOTHING)
         scores[live] = probabilities
-        deltas = probabilities.new_zeros((frames * most, classes * 4))
+        deltas = probabilities.new_zeros((frames * proposals_each, classes * 4))
         deltas[live] = live_deltas[:, 4:].float()
         scores = scores.reshape(frames, -1)
-        best, rows = scores.topk(min(CANDIDATES_PER_PROPOSAL * most, scores.shape[1]), dim=1)
+        best, rows = scores.topk(min(CANDIDATES_PER_PROPOSAL * proposals_each, scores.shape[1]), dim=1)
         labels = rows % classes
         anchors = rows_at(proposals, rows // classes)
         boxes = decode_boxes(rows_at(deltas.reshape(frames, -1, 4), rows), anchors, heads.box_coder.weights)
@@ -222,13 +226,13 @@ class TwoStage(Detector):
         boxes = boxes.clamp(min=0).minimum(extent)
         best = torch.where(_large(boxes, MIN_SIDE) & (best > heads.score_thresh), best, NOTHING)
         # Offsets keep classes apart, so that one suppression serves all of them.
-        apart = boxes + (labels * (extent.max() + 1))[..., None]
-        best, rows = suppress(apart, best, heads.nms_thresh).topk(min(heads.detections_per_img, best.shape[1]), dim=1)
+        shifted = boxes + (labels * (extent.max() + 1))[..., None]
+        best, rows = suppress(shifted, best, heads.nms_thresh).topk(min(heads.detections_per_img, best.shape[1]), dim=1)
         missing = best < 0
         boxes = (rows_at(boxes, rows) / extent).masked_fill(missing[..., None], 0)
         labels = rows_at(labels, rows).masked_fill(missing, 0)
-        rest = (0, heads.detections_per_img - best.shape[1])
-        return F.pad(boxes, (0, 0, *rest)), F.pad(best.clamp(min=0), rest), F.pad(labels, rest)
+        padding = (0, heads.detections_per_img - best.shape[1])
+        return F.pad(boxes, (0, 0, *padding)), F.pad(best.clamp(min=0), padding), F.pad(labels, padding)
 
     def _regions(self, features: Sequence[Tensor], rois: Tensor) -> tuple[Tensor, Tensor]:
         """Class logits (R, C + 1) and box deltas (R, 4 (C + 1)) of rois (R, 5): frame, x0, y0, x1, y1 in pixels."""
