@@ -45,9 +45,18 @@ def resize_by_pillow(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def resize_by_simd(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """As `resize_antialiased`, where cykooz_resizer is installed; the processor's extensions change no value."""
-    from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
+    from cykooz_resizer import (
+        CropBox,
+        FilterType,
+        ImageData,
+        PixelType,
+        ResizeAlg,
+        ResizeOptions,
+        Resizer,
+    )
 
-    (height, width, _), (columns, rows) = image.shape, size
+    height, width, _ = image.shape
+    columns, rows = size
     scale = height / rows
     reach = max(scale, 1.0)  # rows of the image above and below that a row of the result depends on
     rows_at_once = max(1, int(BAND_BYTES / (image[0].nbytes * scale)))
@@ -56,11 +65,14 @@ def resize_by_simd(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     bands = []
     for start in range(0, rows, rows_at_once):
         end = min(rows, start + rows_at_once)
-        first, last = max(0, math.floor(start * scale - reach)), min(height, math.ceil(end * scale + reach))
+        first = max(0, math.floor(start * scale - reach))
+        last = min(height, math.ceil(end * scale + reach))
         top = start * scale - first
         box = CropBox(0, top, width, min((end - start) * scale, last - first - top))
         source = ImageData(width, last - first, PixelType.U8x3, image[first:last].tobytes())
         band = ImageData(columns, end - start, PixelType.U8x3)
-        resizer.resize(source, band, ResizeOptions(resize_alg=algorithm, crop_box=box, use_alpha=False))
+        resizer.resize(
+            source, band, ResizeOptions(resize_alg=algorithm, crop_box=box, use_alpha=False)
+        )
         bands.append(np.frombuffer(band.get_buffer(), np.uint8).reshape(-1, columns, 3))
     return bands[0] if len(bands) == 1 else np.concatenate(bands)

@@ -21,7 +21,9 @@ def library_of(values: Array) -> Any:
 
 def as_float(values: Array) -> Array:
     """The values as float32."""
-    return values.astype(np.float32, copy=False) if isinstance(values, np.ndarray) else values.float()
+    return (
+        values.astype(np.float32, copy=False) if isinstance(values, np.ndarray) else values.float()
+    )
 
 
 def constant(numbers: Any, like: Array) -> Array:

@@ -15,7 +15,11 @@ FOLDED_TOLERANCE = 1e-3
 
 def batchnorms_of(model: nn.Module) -> list[_BatchNorm]:
     """The model's batch norms that keep running statistics."""
-    return [part for part in model.modules() if isinstance(part, _BatchNorm) and part.running_mean is not None]
+    return [
+        part
+        for part in model.modules()
+        if isinstance(part, _BatchNorm) and part.running_mean is not None
+    ]
 
 
 def is_frozen(norm: nn.Module) -> bool:

@@ -26,7 +26,13 @@ from gemel.models.device import to_device
 from gemel.models.errors import InputError, size_text
 from gemel.models.files.pictures import list_all_pictures, read_picture
 from gemel.models.files.video import RateGate, Video, decode_shot
-from gemel.models.labels.data_notes import UNIT_AND_TIME, note_clipped_roi, note_copies, note_names, note_shapes
+from gemel.models.labels.data_notes import (
+    UNIT_AND_TIME,
+    note_clipped_roi,
+    note_copies,
+    note_names,
+    note_shapes,
+)
 from gemel.models.labels.layouts import SPLITS, find_layout, find_splits
 from gemel.models.labels.split_overlap import note_overlap
 from gemel.models.notes import add_note
@@ -80,12 +86,17 @@ class Split:
         """These frames alone."""
         chosen = Frames([partial(self.frames.__getitem__, place) for place in places])
         labels = None if self.labels is None else tuple(self.labels[place] for place in places)
-        units, times_s = tuple(self.units[place] for place in places), tuple(self.times_s[place] for place in places)
+        units = tuple(self.units[place] for place in places)
+        times_s = tuple(self.times_s[place] for place in places)
         return Split(self.name, chosen, labels, units, times_s, self.overlap)
 
     def name_of(self, place: int) -> str:
         """A frame as people find it: its clip and second, or its number."""
-        return f"{self.units[place]} {self.times_s[place]:g} s" if self.has_named_units else f"frame {place}"
+        return (
+            f"{self.units[place]} {self.times_s[place]:g} s"
+            if self.has_named_units
+            else f"frame {place}"
+        )
 
     @property
     def has_clips(self) -> bool:
@@ -104,7 +115,9 @@ def load_split(query: Query, name: str) -> Split:
         hint = "add `data:` with labelled or unlabelled frames"
         raise InputError(query.file or query.id, "has no data", hint, f"data ({query.id})")
     if not os.path.exists(query.data):
-        raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
+        raise InputError(
+            query.data, f"does not exist (query {query.id})", "correct `data:`", "data"
+        )
     layout = find_layout(query)
     if layout is None:
         return _load_unlabelled(query, name)
@@ -116,17 +129,23 @@ def load_split(query: Query, name: str) -> Split:
         shown = {picture.label for picture in pictures}
         if missing := [label for label in query.classes if label not in shown]:
             problem = f"no frames of class '{missing[0]}' in the split '{name}' (query {query.id})"
-            raise InputError(layout.where, problem, "add frames of it, or take it out of `classes`", "data")
+            raise InputError(
+                layout.where, problem, "add frames of it, or take it out of `classes`", "data"
+            )
     where = layout.where / name if layout.where.is_dir() else layout.where
     note_copies(where, pictures)
     paths = [picture.path for picture in pictures]
     overlap = ""
     if layout.has_splits:
-        earlier = [path for split in SPLITS[: SPLITS.index(name)] for path in layout.list_files(split)]
+        earlier = [
+            path for split in SPLITS[: SPLITS.index(name)] for path in layout.list_files(split)
+        ]
         overlap = note_overlap(where, name, paths, earlier)
     units, times_s = read_units_and_times(paths, [picture.unit for picture in pictures])
     labels = tuple(picture.label for picture in pictures)
-    return Split(name, Frames([picture.read for picture in pictures]), labels, units, times_s, overlap)
+    return Split(
+        name, Frames([picture.read for picture in pictures]), labels, units, times_s, overlap
+    )
 
 
 def read_units_and_times(
@@ -135,7 +154,10 @@ def read_units_and_times(
     """Clip or track, and seconds into it, of each picture in order; a table may have `table_units` the clips."""
     matches = [match for path in paths if (match := UNIT_AND_TIME.match(path.stem))]
     if paths and len(matches) == len(paths):
-        units = tuple(table_unit or match[1] for table_unit, match in zip_longest(table_units, matches, fillvalue=""))
+        units = tuple(
+            table_unit or match[1]
+            for table_unit, match in zip_longest(table_units, matches, fillvalue="")
+        )
         return units, tuple(int(match[2]) / 1000 for match in matches)
     if table_units and all(table_units):
         clocks: dict[str, count[int]] = defaultdict(count)
@@ -158,19 +180,38 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     if query.data.is_dir():
         splits = find_splits(query.data)
         if splits and name not in splits:
-            raise InputError(query.data / name, f"the split '{name}' is missing (query {query.id})", "add it", "data")
+            raise InputError(
+                query.data / name,
+                f"the split '{name}' is missing (query {query.id})",
+                "add it",
+                "data",
+            )
         paths = list_all_pictures(splits.get(name, query.data), nested=True)
         if not paths:
-            clips = [path for path in sorted(query.data.rglob("*")) if path.suffix.lower() in VIDEO_SUFFIXES]
+            clips = [
+                path
+                for path in sorted(query.data.rglob("*"))
+                if path.suffix.lower() in VIDEO_SUFFIXES
+            ]
             if clips:
                 problem = f"holds clips, as {clips[0].name}, and no frames (query {query.id})"
-                raise InputError(query.data, problem, "name one clip in `data`, and all in `footage`", "data")
+                raise InputError(
+                    query.data, problem, "name one clip in `data`, and all in `footage`", "data"
+                )
             hint = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
-            raise InputError(query.data, f"has neither splits nor frames (query {query.id})", hint, "data")
+            raise InputError(
+                query.data, f"has neither splits nor frames (query {query.id})", hint, "data"
+            )
         loaders = [partial(read_picture, path) for path in paths]
         units, times_s = read_units_and_times(paths)
         if splits:
-            return Split(name, Frames([partial(crop_frame, query, load) for load in loaders]), None, units, times_s)
+            return Split(
+                name,
+                Frames([partial(crop_frame, query, load) for load in loaders]),
+                None,
+                units,
+                times_s,
+            )
         cuts = [round(end * len(loaders)) for end in (TRAIN_END, VAL_END)]
     else:
         loaders, times_s = _video_frames(query.data, query.fps)
@@ -180,7 +221,12 @@ def _load_unlabelled(query: Query, name: str) -> Split:
     index = SPLITS.index(name)
     chosen = slice(bounds[index], bounds[index + 1])
     if not loaders[chosen]:
-        raise InputError(query.data, f"too few frames for the split '{name}' (query {query.id})", "add footage", "data")
+        raise InputError(
+            query.data,
+            f"too few frames for the split '{name}' (query {query.id})",
+            "add footage",
+            "data",
+        )
     cropped = [partial(crop_frame, query, load) for load in loaders[chosen]]
     return Split(name, Frames(cropped), None, units[chosen], times_s[chosen])
 
@@ -191,12 +237,16 @@ def crop_frame(query: Query, load: Callable[[], np.ndarray]) -> np.ndarray:
     size = (frame.shape[1], frame.shape[0])
     if problem := query.region.find_problem(size):
         text = f"has a frame that does not fit: query {query.id} {problem}"
-        raise InputError(query.data or query.id, text, "correct `roi`, or take that frame out", "data")
+        raise InputError(
+            query.data or query.id, text, "correct `roi`, or take that frame out", "data"
+        )
     note_clipped_roi(query.id, query.region, size)
     return query.region.crop(frame)
 
 
-def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.ndarray]], tuple[float, ...]]:
+def _video_frames(
+    path: Path, fps: float | None
+) -> tuple[list[Callable[[], np.ndarray]], tuple[float, ...]]:
     """The frames of a video, thinned to `fps` where its mean rate is higher, and their times.
 
     They are held as JPEG, so that an hour fits in memory.
@@ -205,14 +255,19 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     times_s: list[float] = []
     sizes: dict[tuple[int, ...], float] = {}
     total = thinned = 0
-    with contextlib.closing(Video(str(path), partial(add_note, path))) as video, ThreadPoolExecutor(1) as pool:
+    with (
+        contextlib.closing(Video(str(path), partial(add_note, path))) as video,
+        ThreadPoolExecutor(1) as pool,
+    ):
         gate = RateGate(None if fps and video.fps and video.fps <= fps else fps)
         while video.advance():
             if not gate.passes(video.time_s):
                 thinned += 1
             elif (frame := decode_shot(video.shot())) is not None:
                 sizes.setdefault(frame.shape, video.time_s)
-                total += encoded[-1].result().nbytes if encoded else 0  # one is encoded while the next is decoded
+                total += (
+                    encoded[-1].result().nbytes if encoded else 0
+                )  # one is encoded while the next is decoded
                 encoded.append(pool.submit(encode_jpeg, frame))
                 times_s.append(video.time_s)
                 if total > MAX_VIDEO_BYTES:
@@ -224,7 +279,9 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
         text = f"{len(encoded)} of {len(encoded) + thinned} frames are used, thinned to {fps:g} a second"
         add_note(path, text, "set `fps` to the rate that the query shall have on the box")
     if len(sizes) > 1:
-        changes = ", ".join(f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items())
+        changes = ", ".join(
+            f"{width} x {height} from {at_s:.1f} s" for (height, width, _), at_s in sizes.items()
+        )
         add_note(path, f"its frames change their size: {changes}")
     return [partial(decode_jpeg, future.result()) for future in encoded], tuple(times_s)
 
@@ -253,12 +310,15 @@ class PreparedFrames:
     """
 
     def __init__(self, query: Query, split: Split) -> None:
-        self.split, self._query = split, query
+        self.split = split
+        self._query = query
         self._preprocess = preprocess_of(query)
         height, width = self._preprocess.size
         cached = len(split) * 3 * height * width <= MAX_CACHED_BYTES
         with torch.inference_mode(False):  # the threads that fill it are not in inference mode
-            self._images = torch.empty((len(split), 3, height, width), dtype=torch.uint8) if cached else None
+            self._images = (
+                torch.empty((len(split), 3, height, width), dtype=torch.uint8) if cached else None
+            )
         self._sizes: list[tuple[int, int] | None] = [None] * len(split)
 
     def __len__(self) -> int:
@@ -276,7 +336,11 @@ class PreparedFrames:
         """
         for index, _ in enumerate(self._decode_frames(range(len(self)))):
             progress((index + 1) / len(self))
-        note_shapes(self._query, {size for size in self._sizes if size}, is_cut_out=self.split.labels is not None)
+        note_shapes(
+            self._query,
+            {size for size in self._sizes if size},
+            is_cut_out=self.split.labels is not None,
+        )
         return self
 
     def keep_on(self, device: torch.device) -> bool:
@@ -321,5 +385,8 @@ class PreparedFrames:
         image = torch.from_numpy(self._preprocess.resize_frame(frame))
         if self._images is not None:
             self._images[index] = image
-        self._sizes[index] = (frame.shape[1], frame.shape[0])  # last: it marks the frame as decoded for other threads
+        self._sizes[index] = (
+            frame.shape[1],
+            frame.shape[0],
+        )  # last: it marks the frame as decoded for other threads
         return image

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gemel.models.objects.candidates import MAX_CANDIDATES, BoxReader, Candidates, DecodedReader, SuppressedReader
+from gemel.models.objects.candidates import (
+    MAX_CANDIDATES,
+    BoxReader,
+    Candidates,
+    DecodedReader,
+    SuppressedReader,
+)
 from gemel.models.predictions import Task
 from gemel.models.preprocess import Preprocess
 from gemel.models.tensors import as_arrays
@@ -122,5 +128,6 @@ def read_outputs(
     """`Task.predictions` of what a model's forward returned in eval mode."""
     reader = None
     if isinstance(model, Detector):
-        reader, outputs = model.reader, model.finish_outputs(outputs)
+        reader = model.reader
+        outputs = model.finish_outputs(outputs)
     return task.predictions(reader, as_arrays(outputs), sizes, classes, min_score, preprocess)

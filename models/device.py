@@ -22,7 +22,9 @@ def empty_caches() -> None:
         torch.cuda.empty_cache()
 
 
-def retry_with_smaller_batch(largest: int, attempt: Callable[[int], T], least: int = 1) -> tuple[int, T]:
+def retry_with_smaller_batch(
+    largest: int, attempt: Callable[[int], T], least: int = 1
+) -> tuple[int, T]:
     """The largest batch size, halved from `largest`, for which `attempt` does not run out of memory, and its result.
 
     Other errors, and running out of memory at `least`, are raised.

@@ -22,7 +22,9 @@ def one_line(text: object) -> str:
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown
+    )
 
 
 def is_interrupt(error: BaseException | None) -> bool:
@@ -54,7 +56,11 @@ class GemelError(Exception):
 
 def message_of(error: BaseException) -> str:
     """The text of an error in one line, with its class unless it is meant for the user."""
-    return str(error) if isinstance(error, GemelError) else one_line(f"{type(error).__name__}: {error}")
+    return (
+        str(error)
+        if isinstance(error, GemelError)
+        else one_line(f"{type(error).__name__}: {error}")
+    )
 
 
 class InputError(GemelError):
@@ -68,9 +74,16 @@ class InputError(GemelError):
         if is_interrupt(sys.exc_info()[1]):
             raise KeyboardInterrupt
         problem, hint, key = (_clip(part) for part in (problem, hint, key))
-        self.where, self.problem, self.hint, self.key = str(where), problem, hint, key
+        self.where = str(where)
+        self.problem = problem
+        self.hint = hint
+        self.key = key
         self.others: tuple[InputError, ...] = ()
-        shown = self.where if len(self.where) <= MAX_CHARACTERS else f"...{self.where[-MAX_CHARACTERS:]}"
+        shown = (
+            self.where
+            if len(self.where) <= MAX_CHARACTERS
+            else f"...{self.where[-MAX_CHARACTERS:]}"
+        )
         parts = [shown, key] if key else [shown]
         super().__init__(one_line(": ".join([*parts, problem]) + (f"; {hint}" if hint else "")))
 
@@ -81,7 +94,10 @@ class InputError(GemelError):
 def join_errors(errors: Sequence[InputError]) -> InputError:
     """The first of these errors with all others, and theirs, as its `others`."""
     first, *following = errors
-    first.others = (*first.others, *(fault for error in following for fault in (error, *error.others)))
+    first.others = (
+        *first.others,
+        *(fault for error in following for fault in (error, *error.others)),
+    )
     return first
 
 

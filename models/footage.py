@@ -16,7 +16,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from gemel.models.data import Frames, PreparedFrames, Split, crop_frame, decode_jpeg, encode_jpeg, read_units_and_times
+from gemel.models.data import (
+    Frames,
+    PreparedFrames,
+    Split,
+    crop_frame,
+    decode_jpeg,
+    encode_jpeg,
+    read_units_and_times,
+)
 from gemel.models.errors import InputError
 from gemel.models.files.pictures import SAMPLE_NAME, list_all_pictures, read_picture
 from gemel.models.files.video import RateGate, Video, decode_shot
@@ -106,7 +114,10 @@ def load_footage(query: Query) -> FootageCut | None:
     if not clips:
         return None
     every = -(-sum(len(clip.frames) for clip in clips) // FOOTAGE.max_frames)
-    frames, units, times_s, blocks = list[Load](), list[str](), list[float](), list[int]()
+    frames = list[Load]()
+    units = list[str]()
+    times_s = list[float]()
+    blocks = list[int]()
     short = []
     for clip in clips:
         numbers = number_blocks(clip.times_s, 1 + max(blocks, default=-1))
@@ -121,13 +132,12 @@ def load_footage(query: Query) -> FootageCut | None:
                 times_s.append(clip.times_s[place])
                 blocks.append(number)
     if short:
-        text = (
-            f"{len(short)} clips are shorter than half a block of {FOOTAGE.block_s:g} s and prove nothing: {short[0]}"
-        )
-        add_note(query.id, text, "give longer ones")
+        text = f"{len(short)} clips are shorter than half a block of {FOOTAGE.block_s:g} s"
+        add_note(query.id, f"{text} and prove nothing: {short[0]}", "give longer ones")
     if not frames:
         return None
-    last, total = training_blocks(1 + blocks[-1]), len(frames)
+    last = training_blocks(1 + blocks[-1])
+    total = len(frames)
     trains = [place for place in range(total) if blocks[place] < last]
     proves = [place for place in range(total) if blocks[place] > last or last == 0]
     whole = Split("footage", Frames(frames), None, tuple(units), tuple(times_s))
@@ -144,10 +154,12 @@ def number_blocks(times_s: Sequence[float], first: int = 0) -> list[int | None]:
     """The block of each frame of a clip; None in a rest of less than half a block."""
     numbers = list[int | None]()
     interval = float(np.median(np.diff(times_s))) if len(times_s) > 1 else FOOTAGE.block_s
-    start, number = times_s[0] if times_s else 0.0, first
+    start = times_s[0] if times_s else 0.0
+    number = first
     for time_s in times_s:
         if time_s - start >= FOOTAGE.block_s - 1e-6:
-            start, number = time_s, number + 1
+            start = time_s
+            number = number + 1
         numbers.append(number)
     last = [place for place, block in enumerate(numbers) if block == number]
     if last and times_s[last[-1]] - times_s[last[0]] + interval < FOOTAGE.block_s / 2 - 1e-6:
@@ -158,11 +170,14 @@ def number_blocks(times_s: Sequence[float], first: int = 0) -> list[int | None]:
 
 def footage_of(split: Split) -> FootageCut:
     """A split without labels as footage that proves alone."""
-    places, numbers = list[int](), list[int]()
+    places = list[int]()
+    numbers = list[int]()
     units = split.units if split.has_named_units else ("",) * len(split)
     for unit in dict.fromkeys(units):
         within = [place for place, name in enumerate(units) if name == unit]
-        blocks = number_blocks([split.times_s[place] for place in within], 1 + max(numbers, default=-1))
+        blocks = number_blocks(
+            [split.times_s[place] for place in within], 1 + max(numbers, default=-1)
+        )
         for place, number in zip(within, blocks, strict=True):
             if number is not None:
                 places.append(place)
@@ -184,16 +199,28 @@ def prepare_proof(
     blocks = np.array(cut.blocks)
     digest = hashlib.sha256(thumbs.tobytes()).hexdigest()
     earlier_thumbs = [read_thumbs(earlier) for earlier in (*seen, *([val] if val else []))]
-    is_known = find_alike(thumbs, np.concatenate([np.empty((0, FOOTAGE.thumb**2), np.uint8), *earlier_thumbs]))
+    is_known = find_alike(
+        thumbs, np.concatenate([np.empty((0, FOOTAGE.thumb**2), np.uint8), *earlier_thumbs])
+    )
     if val and (likeness := compare_views(thumbs, earlier_thumbs[-1])) < FOOTAGE.same_view:
-        text = f"its footage looks like that of another camera than val (correlation {likeness:.2f})"
-        add_note(query.id, f"{text}: agreement is measured there", "give footage of this query's camera")
+        text = (
+            f"its footage looks like that of another camera than val (correlation {likeness:.2f})"
+        )
+        add_note(
+            query.id, f"{text}: agreement is measured there", "give footage of this query's camera"
+        )
     repeated = np.zeros(len(thumbs), bool)
     for number in range(1, int(blocks.max()) + 1):
         within = blocks == number
         repeated[within] = find_alike(thumbs[within], thumbs[blocks < number])
-    trained = {number for number in range(int(blocks.max()) + 1) if is_known[blocks == number].mean() >= 0.5}
-    again = {number for number in range(int(blocks.max()) + 1) if repeated[blocks == number].all()} - trained
+    trained = {
+        number
+        for number in range(int(blocks.max()) + 1)
+        if is_known[blocks == number].mean() >= 0.5
+    }
+    again = {
+        number for number in range(int(blocks.max()) + 1) if repeated[blocks == number].all()
+    } - trained
     problem = ""
     if len(trained) == blocks.max() + 1:
         problem = "the footage is what the models were trained on"
@@ -209,10 +236,16 @@ def prepare_proof(
 
 def read_thumbs(frames: PreparedFrames) -> np.ndarray:
     """Grey thumbnails of all frames, uint8 (N, side * side)."""
-    side, thumbs = (FOOTAGE.thumb, FOOTAGE.thumb), []
+    side = (FOOTAGE.thumb, FOOTAGE.thumb)
+    thumbs = []
     for start in range(0, len(frames), 64):
-        batch = np.asarray(frames.batch(range(start, min(start + 64, len(frames)))).cpu()).mean(axis=1)
-        thumbs += [cv2.resize(grey.astype(np.float32), side, interpolation=cv2.INTER_AREA) for grey in batch]
+        batch = np.asarray(frames.batch(range(start, min(start + 64, len(frames)))).cpu()).mean(
+            axis=1
+        )
+        thumbs += [
+            cv2.resize(grey.astype(np.float32), side, interpolation=cv2.INTER_AREA)
+            for grey in batch
+        ]
     return np.round(np.array(thumbs)).astype(np.uint8).reshape(len(frames), -1)
 
 
@@ -230,13 +263,17 @@ def find_alike(thumbs: np.ndarray, earlier: np.ndarray) -> np.ndarray:
     for start in range(0, len(thumbs) if len(earlier) else 0, 256):
         batch = thumbs[start : start + 256].astype(np.float32)
         squared_distances = (batch**2).sum(1)[:, None] - 2 * batch @ right.T + squares
-        is_alike[start : start + 256] = squared_distances.min(axis=1) <= FOOTAGE.scene_difference**2 * thumbs.shape[1]
+        is_alike[start : start + 256] = (
+            squared_distances.min(axis=1) <= FOOTAGE.scene_difference**2 * thumbs.shape[1]
+        )
     return is_alike
 
 
 def _read_clips(query: Query, path: Path) -> list[FootageClip]:
     if not path.exists():
-        raise InputError(path, f"does not exist (query {query.id})", "correct `footage:`", "footage")
+        raise InputError(
+            path, f"does not exist (query {query.id})", "correct `footage:`", "footage"
+        )
     if not path.is_dir():
         return [_read_video(path)]
     if (path / "samples").is_dir():
@@ -252,7 +289,9 @@ def _read_clips(query: Query, path: Path) -> list[FootageClip]:
         by_unit.setdefault(unit, []).append(place)
     return [
         FootageClip(
-            unit, [partial(read_picture, paths[place]) for place in places], [times_s[place] for place in places]
+            unit,
+            [partial(read_picture, paths[place]) for place in places],
+            [times_s[place] for place in places],
         )
         for unit, places in by_unit.items()
     ]
@@ -261,7 +300,9 @@ def _read_clips(query: Query, path: Path) -> list[FootageClip]:
 def _read_video(path: Path) -> FootageClip:
     """A video's frames, about one a second: its key frames, or where these are too rare those of all."""
     for keys_only in (True, False):
-        frames, times_s, seconds = list[Load](), list[float](), 0.0
+        frames = list[Load]()
+        times_s = list[float]()
+        seconds = 0.0
         with contextlib.closing(Video(str(path), lambda *_: None, keys_only=keys_only)) as video:
             gate = RateGate(FOOTAGE.rate)
             while video.advance():
@@ -269,7 +310,10 @@ def _read_video(path: Path) -> FootageClip:
                 if gate.passes(seconds) and (frame := decode_shot(video.shot())) is not None:
                     frames.append(partial(decode_jpeg, encode_jpeg(frame)))
                     times_s.append(seconds)
-        if len(frames) * FOOTAGE.block_s >= FOOTAGE.min_block_frames * max(seconds, 1.0) and len(frames) > 1:
+        if (
+            len(frames) * FOOTAGE.block_s >= FOOTAGE.min_block_frames * max(seconds, 1.0)
+            and len(frames) > 1
+        ):
             break
     if not frames:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "footage")
@@ -288,4 +332,8 @@ def _read_spool(query: Query, folder: Path) -> list[FootageClip]:
         text = f"the samples of {query.id} were not taken at even times"
         add_note(folder, f"{text}: they prove nothing", "sample without motion gating and hours")
         return []
-    return [FootageClip("spool", [partial(read_picture, path) for _, path in samples], times_s, is_cut=True)]
+    return [
+        FootageClip(
+            "spool", [partial(read_picture, path) for _, path in samples], times_s, is_cut=True
+        )
+    ]

@@ -32,7 +32,10 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
     """
 
     def __init__(self, group: str, noun: str, base: type, makes: bool = False) -> None:
-        self.group, self.noun, self.base, self.makes = group, noun, base, makes
+        self.group = group
+        self.noun = noun
+        self.base = base
+        self.makes = makes
         self.added: dict[str, Any] = {}
 
     @property
@@ -76,7 +79,12 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
         elif is_kind:
             is_kind = issubclass(value, self.base)
         if not is_kind:
-            raise InputError(where, f"the {self.noun} '{name}' is no {self.base.__name__}", "mend its package", key)
+            raise InputError(
+                where,
+                f"the {self.noun} '{name}' is no {self.base.__name__}",
+                "mend its package",
+                key,
+            )
         return value
 
     def usable(self) -> Iterator[Kind]:
@@ -92,12 +100,16 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
         try:
             return _load(point)
         except Exception as error:  # the code of a stranger raises anything
-            problem, hint = f"cannot be imported: {message_of(error)}", f"mend or uninstall {_owner(point)}"
+            problem = f"cannot be imported: {message_of(error)}"
+            hint = f"mend or uninstall {_owner(point)}"
             if isinstance(error, ModuleNotFoundError):
-                problem, hint = f"needs {error.name}, which is not installed", f"pip install {error.name}"
+                problem = f"needs {error.name}, which is not installed"
+                hint = f"pip install {error.name}"
             if point.extras:
                 hint = f"pip install {_owner(point)}[{','.join(point.extras)}]"
-            raise InputError(where, f"the {self.noun} '{name}' of {_describe(point)} {problem}", hint, key) from error
+            raise InputError(
+                where, f"the {self.noun} '{name}' of {_describe(point)} {problem}", hint, key
+            ) from error
 
 
 def _make(kind: Any, text: str, where: str | Path, key: str) -> Any:
@@ -107,7 +119,9 @@ def _make(kind: Any, text: str, where: str | Path, key: str) -> Any:
     from gemel.models.files.io import validate
 
     hints = get_type_hints(kind)
-    types: dict[str, Any] = {name: (hints[name], None) for name in inspect.signature(kind).parameters}
+    types: dict[str, Any] = {
+        name: (hints[name], None) for name in inspect.signature(kind).parameters
+    }
     schema = create_model(kind.__name__, __config__=ConfigDict(extra="forbid"), **types)
     options = {name: value for name, _, value in (part.partition("=") for part in text.split(","))}
     return kind(**validate(where, options, schema, key).model_dump(exclude_unset=True))
@@ -126,7 +140,11 @@ def _find_entries(group: str, folders: tuple[str, ...]) -> Mapping[str, Sequence
     parser.read(BUILT_IN, encoding="utf-8")
     points = [EntryPoint(name, value, group) for name, value in parser[group].items()]
     try:
-        points += [point for point in _read_installed(folders).select(group=group) if _owner(point) != PROJECT]
+        points += [
+            point
+            for point in _read_installed(folders).select(group=group)
+            if _owner(point) != PROJECT
+        ]
     except Exception as error:  # metadata of a package that may have nothing to do with this one
         add_note("installed packages", f"their metadata cannot be read: {message_of(error)}")
     entries: dict[str, list[EntryPoint]] = {}
@@ -153,4 +171,6 @@ def _owner(point: EntryPoint) -> str:
 
 
 def _describe(point: EntryPoint) -> str:
-    return PROJECT if point.dist is None else f"{_owner(point)} {point.dist.version} ({point.value})"
+    return (
+        PROJECT if point.dist is None else f"{_owner(point)} {point.dist.version} ({point.value})"
+    )

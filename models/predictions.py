@@ -86,17 +86,21 @@ class DetectionPrediction:
         """The boxes of a part of a frame, whose corner is at (left, top), in pixels of the whole frame."""
         boxes = tuple((x0 + left, y0 + top, x1 + left, y1 + top) for x0, y0, x1, y1 in self.boxes)
         outlines = tuple(
-            tuple(tuple((x + left, y + top) for x, y in polygon) for polygon in outline) for outline in self.outlines
+            tuple(tuple((x + left, y + top) for x, y in polygon) for polygon in outline)
+            for outline in self.outlines
         )
         return replace(self, boxes=boxes, outlines=outlines)
 
     def to_record(self) -> dict[str, Any]:
         """`detections` of a result; `polygons` of each are those of its mask, or one of a rotated box's corners."""
         rows = zip(self.classes, self.scores, self.boxes, strict=True)
-        records: list[dict[str, Any]] = [{"class": name, "score": score, "box": list(box)} for name, score, box in rows]
+        records: list[dict[str, Any]] = [
+            {"class": name, "score": score, "box": list(box)} for name, score, box in rows
+        ]
         for record, outline in zip(records, self.outlines, strict=False):
             record["polygons"] = [
-                [[round(x, OUTLINE_DIGITS), round(y, OUTLINE_DIGITS)] for x, y in polygon] for polygon in outline
+                [[round(x, OUTLINE_DIGITS), round(y, OUTLINE_DIGITS)] for x, y in polygon]
+                for polygon in outline
             ]
         return {"detections": records}
 
@@ -129,14 +133,18 @@ class PosePrediction(DetectionPrediction):
 
     def in_frame(self, left: int, top: int, size: tuple[int, int]) -> PosePrediction:
         """As of a detection; the points move, too."""
-        points = tuple(tuple((x + left, y + top, score) for x, y, score in pose) for pose in self.points)
+        points = tuple(
+            tuple((x + left, y + top, score) for x, y, score in pose) for pose in self.points
+        )
         moved = super().in_frame(left, top, size)
         return PosePrediction(moved.classes, moved.scores, moved.boxes, points)
 
     def to_record(self) -> dict[str, Any]:
         """`detections` of a result, each with `points`: x, y and score."""
         rows = zip(super().to_record()["detections"], self.points, strict=True)
-        return {"detections": [{**row, "points": [list(point) for point in pose]} for row, pose in rows]}
+        return {
+            "detections": [{**row, "points": [list(point) for point in pose]} for row, pose in rows]
+        }
 
 
 @dataclass(frozen=True)
@@ -189,17 +197,27 @@ class MaskPrediction:
     def frame_mask(self) -> np.ndarray:
         """uint8 (H, W): the class of each pixel of the frame, IGNORED where the network saw nothing."""
         width, height = self.size
-        return resample(self.mask, self.extent, (height, width), (0.0, 0.0, float(width), float(height)))
+        return resample(
+            self.mask, self.extent, (height, width), (0.0, 0.0, float(width), float(height))
+        )
 
     def to_record(self) -> dict[str, Any]:
         """`segments` of a result: of each class but the background that is in the frame its mask as COCO's RLE."""
         whole = self.frame_mask()
         areas = np.bincount(whole.ravel(), minlength=IGNORED + 1)
-        shown = [place for place, name in enumerate(self.classes) if areas[place] and name.lower() not in BACKGROUNDS]
-        masks = {place: {"size": list(whole.shape), "counts": encode_rle(whole == place)} for place in shown}
+        shown = [
+            place
+            for place, name in enumerate(self.classes)
+            if areas[place] and name.lower() not in BACKGROUNDS
+        ]
+        masks = {
+            place: {"size": list(whole.shape), "counts": encode_rle(whole == place)}
+            for place in shown
+        }
         return {
             "segments": [
-                {"class": self.classes[place], "area": int(areas[place]), "mask": mask} for place, mask in masks.items()
+                {"class": self.classes[place], "area": int(areas[place]), "mask": mask}
+                for place, mask in masks.items()
             ]
         }
 
@@ -235,11 +253,18 @@ class TensorPrediction(FrameAnswer):
 
         Of more than MAX_VALUES values there is the SHA-256 of the float32 ones instead.
         """
-        return {"outputs": [self._describe(*pair) for pair in zip(self.values, self.shapes, strict=True)]}
+        return {
+            "outputs": [
+                self._describe(*pair) for pair in zip(self.values, self.shapes, strict=True)
+            ]
+        }
 
     def _describe(self, values: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any]:
         if values.size > MAX_VALUES:
-            return {"shape": list(shape), "sha256": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()}
+            return {
+                "shape": list(shape),
+                "sha256": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest(),
+            }
         if values.dtype == np.int64:
             return {"shape": list(shape), "argmax": values.tolist()}
         return {"shape": list(shape), "float16": pack_float16(values)}
@@ -253,13 +278,24 @@ def pack_float16(values: np.ndarray) -> str:
 
 def unpack_float16(text: str, shape: Sequence[int]) -> np.ndarray:
     """The values (float32) of such a text; ValueError where they do not fill the shape (-1: any length)."""
-    return np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32).reshape(shape)
+    return (
+        np.frombuffer(base64.b64decode(text, validate=True), "<f2")
+        .astype(np.float32)
+        .reshape(shape)
+    )
 
 
 Prediction = (
-    ClassPrediction | LabelsPrediction | DetectionPrediction | MaskPrediction | EmbeddingPrediction | TensorPrediction
+    ClassPrediction
+    | LabelsPrediction
+    | DetectionPrediction
+    | MaskPrediction
+    | EmbeddingPrediction
+    | TensorPrediction
 )
-GroundTruth = str | LabelSet | BoxLabels | MaskLabels | IdentityLabel | EmbeddingPrediction | TensorPrediction
+GroundTruth = (
+    str | LabelSet | BoxLabels | MaskLabels | IdentityLabel | EmbeddingPrediction | TensorPrediction
+)
 
 
 def join_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
@@ -324,7 +360,11 @@ class Task:
         raise NotImplementedError
 
     def tallies(
-        self, predictions: Sequence[Any], labels: Sequence[Any], classes: Sequence[str], threshold: float = 0.0
+        self,
+        predictions: Sequence[Any],
+        labels: Sequence[Any],
+        classes: Sequence[str],
+        threshold: float = 0.0,
     ) -> np.ndarray:
         """Counts of each frame (N, ...), additive over frames; a prediction None means that there was none."""
         raise NotImplementedError
@@ -357,7 +397,9 @@ class Task:
         """The answers or objects of a label, by name: what evidence counts."""
         raise NotImplementedError
 
-    def find_gap(self, labels: Sequence[Any], classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+    def find_gap(
+        self, labels: Sequence[Any], classes: Sequence[str], shown: ShownAnswers, target: float
+    ) -> str:
         """Why these labels, or the original's answers, are no evidence for this target; empty where they are."""
         return find_one_answer(shown)
 
@@ -371,9 +413,15 @@ class Task:
         """
         return ""
 
-    def constant_gap(self, constant: Any, labels: Sequence[Any], shown: ShownAnswers, target: float) -> str:
+    def constant_gap(
+        self, constant: Any, labels: Sequence[Any], shown: ShownAnswers, target: float
+    ) -> str:
         """Why labels with which this constant answer agrees are no evidence; empty where it does not reach `target`."""
-        agreement = self.metric_of(self.tallies([constant] * len(labels), labels, ()).sum(axis=0)) if labels else 1.0
+        agreement = (
+            self.metric_of(self.tallies([constant] * len(labels), labels, ()).sum(axis=0))
+            if labels
+            else 1.0
+        )
         return find_constant_answer(shown, agreement, target)
 
     def metric_name(self, is_labelled: bool) -> str:

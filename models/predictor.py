@@ -45,7 +45,9 @@ class TensorPreprocess(Cropped):
         """What `read_frame` takes -> float32 (1, 3, H, W), channels last in memory; InputError as `Cropped`."""
         import torch
 
-        return torch.from_numpy(super().__call__(read_frame(frame))).contiguous(memory_format=torch.channels_last)
+        return torch.from_numpy(super().__call__(read_frame(frame))).contiguous(
+            memory_format=torch.channels_last
+        )
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,28 @@ class Predictor:
         from gemel.models.tasks import task_of
 
         pixels = read_frame(frame)
-        batch, region = self.prepare(pixels), self.prepare.region
-        size, whole = region.crop(pixels).shape[1::-1], (pixels.shape[1], pixels.shape[0])
+        batch = self.prepare(pixels)
+        region = self.prepare.region
+        size = region.crop(pixels).shape[1::-1]
+        whole = (pixels.shape[1], pixels.shape[0])
         with torch.inference_mode():
             outputs = self.model(batch.to(next(self.model.parameters()).device))
-            task, preprocess = task_of(self.task), self.prepare.preprocess
-            (prediction,) = read_outputs(task, self.model, outputs, [size], self.classes, self.min_score, preprocess)
-        return prediction if region.roi is None else prediction.in_frame(*region.pixels(whole)[:2], whole)
+            task = task_of(self.task)
+            preprocess = self.prepare.preprocess
+            (prediction,) = read_outputs(
+                task, self.model, outputs, [size], self.classes, self.min_score, preprocess
+            )
+        return (
+            prediction
+            if region.roi is None
+            else prediction.in_frame(*region.pixels(whole)[:2], whole)
+        )
 
 
 def add_predictor(model: nn.Module, predictor: Predictor, name: str) -> FrameModel:
     """Give a model `preprocess`, `classes`, `predict` and a first line of its repr; a user's own names stay."""
-    preprocess, classes = predictor.prepare.preprocess, tuple(predictor.classes)
+    preprocess = predictor.prepare.preprocess
+    classes = tuple(predictor.classes)
     height, width = preprocess.size
     line = f"{name}: {predictor.task} of {', '.join(classes[:5])}{', ...' * (len(classes) > 5)}, {width} x {height}"
     attributes = {"preprocess": predictor.prepare, "classes": classes, "predict": predictor}

@@ -61,7 +61,11 @@ class Region:
     def pixels(self, frame_size: tuple[int, int]) -> tuple[int, int, int, int]:
         """The region in whole pixels of a frame (width, height); it may reach beyond the frame."""
         fractions = self.fractions
-        edges = self.roi if fractions is None else [a * b for a, b in zip(fractions, frame_size * 2, strict=True)]
+        edges = (
+            self.roi
+            if fractions is None
+            else [a * b for a, b in zip(fractions, frame_size * 2, strict=True)]
+        )
         return tuple(map(round, edges))  # type: ignore[return-value, arg-type]
 
     def crop(self, frame: np.ndarray) -> np.ndarray:
@@ -73,15 +77,23 @@ class Region:
 
     def find_problem(self, frame_size: tuple[int, int]) -> str:
         """Why the region does not fit frames of this (width, height); empty where it does."""
-        (width, height), stated_size = frame_size, self.frame_size
+        width, height = frame_size
+        stated_size = self.frame_size
         if self.roi is None:
             return ""
-        if stated_size and abs(width * stated_size[1] / (height * stated_size[0]) - 1) > ASPECT_TOLERANCE:
+        if (
+            stated_size
+            and abs(width * stated_size[1] / (height * stated_size[0]) - 1) > ASPECT_TOLERANCE
+        ):
             stated = f"{stated_size[0]}x{stated_size[1]}"
             return f"looks at a part of frames of {stated}; {width}x{height} pixels have another aspect"
         x0, y0, *_ = self.pixels(frame_size)
         inside = x0 < width and y0 < height
-        return "" if inside else f"looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
+        return (
+            ""
+            if inside
+            else f"looks at {list(self.roi)}, outside frames of {width}x{height} pixels"
+        )
 
     def least_frame(self) -> tuple[int, int]:
         """(width, height) of frames that hold the region."""
@@ -194,32 +206,40 @@ class Preprocess:
         A center-crop's reaches beyond the input. Letterbox: Ultralytics' formula, at the top left YOLOX's; center-crop:
         torchvision's and timm's (shorter side to floor(side / crop_fraction), then the middle).
         """
-        (width, height), (rows, columns) = frame_size, self.size
+        width, height = frame_size
+        rows, columns = self.size
         if self.resize == "stretch":
             return 0, 0, columns, rows
         if self.resize == "letterbox":
-            ratio, whole = self._ratio(frame_size), int if self.anchor == "top-left" else round
-            wide, high = max(1, whole(width * ratio)), max(1, whole(height * ratio))
+            ratio = self._ratio(frame_size)
+            whole = int if self.anchor == "top-left" else round
+            wide = max(1, whole(width * ratio))
+            high = max(1, whole(height * ratio))
             if self.anchor == "top-left":
                 return 0, 0, wide, high
             return round((columns - wide) / 2 - 0.1), round((rows - high) / 2 - 0.1), wide, high
         least_wide, least_high = (math.floor(side / self.crop_fraction) for side in (columns, rows))
         if width * least_high <= height * least_wide:
-            wide, high = least_wide, height * least_wide // width
+            wide = least_wide
+            high = height * least_wide // width
         else:
-            wide, high = width * least_high // height, least_high
+            wide = width * least_high // height
+            high = least_high
         return -round((wide - columns) / 2), -round((high - rows) / 2), wide, high
 
     def to_frame(self, boxes: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
         """Boxes (N, 4) in fractions of the input -> in fractions of a frame (width, height), cut at its edges."""
-        return boxes if self.resize == "stretch" else self.place_in_frame(boxes, frame_size).clip(0, 1)
+        return (
+            boxes if self.resize == "stretch" else self.place_in_frame(boxes, frame_size).clip(0, 1)
+        )
 
     def place_in_frame(self, places: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
         """As `to_frame`, not cut; or places (N, 2)."""
         if self.resize == "stretch":
             return places
         offset, extent = (
-            edges[: places.shape[1]].astype(places.dtype) for edges in self._offset_and_extent(frame_size)
+            edges[: places.shape[1]].astype(places.dtype)
+            for edges in self._offset_and_extent(frame_size)
         )
         return (places - offset) / extent
 
@@ -232,7 +252,8 @@ class Preprocess:
 
     def _ratio(self, frame_size: tuple[int, int]) -> float:
         """Of a letterbox: pixels of the input for one of a frame (width, height)."""
-        (width, height), (rows, columns) = frame_size, self.size
+        width, height = frame_size
+        rows, columns = self.size
         return min(rows * self.crop_fraction / height, columns * self.crop_fraction / width)
 
     def _offset_and_extent(self, frame_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -241,9 +262,13 @@ class Preprocess:
 
         left, top, width, height = self.place(frame_size)
         rows, columns = self.size
-        if self.resize == "letterbox":  # families divide by the ratio, not by the whole pixels that the frame fills
+        if (
+            self.resize == "letterbox"
+        ):  # families divide by the ratio, not by the whole pixels that the frame fills
             width, height = (side * self._ratio(frame_size) for side in frame_size)
-        return np.array([left / columns, top / rows] * 2), np.array([width / columns, height / rows] * 2)
+        return np.array([left / columns, top / rows] * 2), np.array(
+            [width / columns, height / rows] * 2
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The value as a bundle's manifest holds it."""
@@ -265,7 +290,8 @@ class Cropped:
 
         Raises InputError for another dtype or shape: a frame of 0..1 would be answered, too, and wrongly.
         """
-        dtype, shape = str(getattr(frame, "dtype", type(frame).__name__)), tuple(getattr(frame, "shape", ()))
+        dtype = str(getattr(frame, "dtype", type(frame).__name__))
+        shape = tuple(getattr(frame, "shape", ()))
         if dtype != "uint8" or shape[2:] != (3,):
             remedy = "give a decoded frame, uint8 RGB (H, W, 3)"
             raise InputError("the frame", f"is {dtype} {shape}" if shape else f"is {dtype}", remedy)

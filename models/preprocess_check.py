@@ -40,7 +40,9 @@ class BetterPreprocess:
     frames: int
 
 
-def describe_preprocess_problem(query: Query, model: nn.Module, val: Split, reached: float) -> tuple[str, str]:
+def describe_preprocess_problem(
+    query: Query, model: nn.Module, val: Split, reached: float
+) -> tuple[str, str]:
     """Text and remedy where an original is near chance on its labelled val, or another preprocessing is plainly better.
 
     `reached` is its metric on val. Other ways are tried where it is near chance, and where the preprocessing is not the
@@ -73,7 +75,9 @@ def score_original(query: Query, model: nn.Module, val: Split) -> float:
     return _measure(query, model, val.at(_draw(val, SCORED_FRAMES)), preprocess_of(query), {})
 
 
-def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bool = True) -> BetterPreprocess | None:
+def find_better_preprocess(
+    query: Query, model: nn.Module, val: Split, every: bool = True
+) -> BetterPreprocess | None:
     """Another scale, mean, order of channels or way of resizing by which the answers fit the labels plainly better.
 
     Values are chosen first, then the way of resizing, on some frames of val; on as many others the result must hold.
@@ -81,23 +85,34 @@ def find_better_preprocess(query: Query, model: nn.Module, val: Split, every: bo
     """
     indices = _draw(val)
     half = len(indices) // 2
-    chosen_on, held_on = val.at(indices[:half] or indices), val.at(indices[half:])
+    chosen_on = val.at(indices[:half] or indices)
+    held_on = val.at(indices[half:])
     current = best = preprocess_of(query)
     prepared: dict[tuple[Any, ...], PreparedFrames] = {}
     least = reached = _measure(query, model, chosen_on, current, prepared)
     for ways in (_other_values, _other_resizing):
-        candidates = ways(best, query) if every or ways is _other_resizing else [_turn_channels(best)]
-        tried = {candidate: _measure(query, model, chosen_on, candidate, prepared) for candidate in candidates}
+        candidates = (
+            ways(best, query) if every or ways is _other_resizing else [_turn_channels(best)]
+        )
+        tried = {
+            candidate: _measure(query, model, chosen_on, candidate, prepared)
+            for candidate in candidates
+        }
         winner = max(tried, key=tried.__getitem__)
         if tried[winner] >= reached + STEP:
-            best, reached = winner, tried[winner]
+            best = winner
+            reached = tried[winner]
     if reached < least + PLAINLY:
         return None
-    before, after = (_measure(query, model, held_on, preprocess, {}) for preprocess in (current, best))
+    before, after = (
+        _measure(query, model, held_on, preprocess, {}) for preprocess in (current, best)
+    )
     if after < before + PLAINLY:
         return None
     changed = {
-        item.name: value for item in fields(best) if (value := getattr(best, item.name)) != getattr(current, item.name)
+        item.name: value
+        for item in fields(best)
+        if (value := getattr(best, item.name)) != getattr(current, item.name)
     }
     return BetterPreprocess(changed, before, after, len(held_on))
 
@@ -117,9 +132,15 @@ def _other_values(now: Preprocess, query: Query) -> Iterator[Preprocess]:
 
 
 def _other_resizing(now: Preprocess, query: Query) -> Iterator[Preprocess]:
-    for mode in ("stretch", "letterbox", "center-crop") if query.task == "classification" else ("stretch", "letterbox"):
+    for mode in (
+        ("stretch", "letterbox", "center-crop")
+        if query.task == "classification"
+        else ("stretch", "letterbox")
+    ):
         if mode != now.resize:
-            yield replace(now, resize=mode, crop_fraction=CROP_FRACTION if mode == "center-crop" else 1.0)
+            yield replace(
+                now, resize=mode, crop_fraction=CROP_FRACTION if mode == "center-crop" else 1.0
+            )
 
 
 def _measure(
@@ -130,11 +151,14 @@ def _measure(
     prepared: dict[tuple[Any, ...], PreparedFrames],
 ) -> float:
     """The metric over these frames, with the threshold that suits them best; frames of one geometry are kept."""
-    adapted, task = replace(query, preprocess=preprocess), task_of(query)
+    adapted = replace(query, preprocess=preprocess)
+    task = task_of(query)
     geometry = (preprocess.resize, preprocess.crop_fraction)
     answers = predict(model, adapted, prepared.setdefault(geometry, PreparedFrames(adapted, split)))
     assert split.labels is not None
-    return score(task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels))
+    return score(
+        task, answers, split.labels, query.classes, task.choose_threshold(answers, split.labels)
+    )
 
 
 def _draw(val: Split, max_frames: int = 2 * FRAMES) -> list[int]:
@@ -143,4 +167,8 @@ def _draw(val: Split, max_frames: int = 2 * FRAMES) -> list[int]:
 
 
 def _as_yaml(value: Any) -> str:
-    return f"[{', '.join(f'{number:g}' for number in value)}]" if isinstance(value, tuple) else str(value)
+    return (
+        f"[{', '.join(f'{number:g}' for number in value)}]"
+        if isinstance(value, tuple)
+        else str(value)
+    )

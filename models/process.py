@@ -50,7 +50,9 @@ def name_threads() -> None:
     """
     for thread in set(threading.enumerate()) - {threading.main_thread()}:
         with contextlib.suppress(OSError):  # it has ended meanwhile, or the system has no such file
-            Path(f"/proc/self/task/{thread.native_id}/comm").write_text(thread.name[:MAX_KERNEL_NAME])
+            Path(f"/proc/self/task/{thread.native_id}/comm").write_text(
+                thread.name[:MAX_KERNEL_NAME]
+            )
 
 
 @cache
@@ -130,7 +132,8 @@ def without_native_output() -> Iterator[None]:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
     try:
-        stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+        stdout = os.dup(1)
+        null = os.open(os.devnull, os.O_WRONLY)
     except OSError:  # there is no stdout
         yield
         return

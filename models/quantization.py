@@ -47,20 +47,28 @@ class PackedWeight:
 
     def wide(self) -> Tensor:
         """The float32 tensor that is used in its place."""
-        return unpack(self.tensor, self.scale, self.width, torch.empty(self.shape, device=self.tensor.device))
+        return unpack(
+            self.tensor, self.scale, self.width, torch.empty(self.shape, device=self.tensor.device)
+        )
 
 
 def pack(weight: Tensor, bits: Bits) -> PackedWeight:
     """A float32 weight (out, ...) as stored; ValueError for values that are not finite or exceed float16."""
     weight = weight.detach()
     if bits == "fp16":
-        stored, scale = weight.half(), None
+        stored = weight.half()
+        scale = None
         values = stored
     else:
-        rows, limit = weight.reshape(len(weight), -1), max_code(bits)
+        rows = weight.reshape(len(weight), -1)
+        limit = max_code(bits)
         values = scale = scales_of(weight, bits)
         codes = (rows / scale[:, None]).round_().clamp_(-limit, limit)
-        stored = _pack_nibbles(codes.add_(limit)) if bits == "int4" else codes.to(torch.int8).view(weight.shape)
+        stored = (
+            _pack_nibbles(codes.add_(limit))
+            if bits == "int4"
+            else codes.to(torch.int8).view(weight.shape)
+        )
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"a weight that is not finite, or too large for {bits}")
     return PackedWeight(stored.contiguous(), scale, bits, tuple(weight.shape))
@@ -68,14 +76,18 @@ def pack(weight: Tensor, bits: Bits) -> PackedWeight:
 
 def scales_of(weight: Tensor, bits: Bits) -> Tensor:
     """The scales (out,) of a weight (out, ...), above zero also for a channel of zeros."""
-    rows, limit = weight.detach().reshape(len(weight), -1), max_code(bits)
+    rows = weight.detach().reshape(len(weight), -1)
+    limit = max_code(bits)
     tiny = torch.finfo(WIDE).tiny
     largest = rows.abs().amax(1).clamp(min=tiny)
     unclipped = (largest / limit).clamp(min=tiny)
     if BIT_WIDTHS[bits] >= BYTE:
         return unclipped
-    samples = rows[:, :: math.ceil(rows.shape[1] / MAX_SAMPLES)] / largest[:, None]  # in -1..1: squares stay in range
-    best, least = torch.ones_like(largest), torch.full_like(largest, math.inf)
+    samples = (
+        rows[:, :: math.ceil(rows.shape[1] / MAX_SAMPLES)] / largest[:, None]
+    )  # in -1..1: squares stay in range
+    best = torch.ones_like(largest)
+    least = torch.full_like(largest, math.inf)
     for clip in CLIPS:
         codes = samples.mul(limit / clip).round_().clamp_(-limit, limit)
         error = codes.mul_(clip / limit).sub_(samples).square_().sum(1)
@@ -104,7 +116,8 @@ def choices(key: str, shape: Sequence[int], bits: Bits, head: bool = False) -> t
     is_weight = name == "weight" or name.endswith("_weight")
     if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < MIN_BYTES or not is_weight:
         return ()
-    widths, row = tuple(BIT_WIDTHS), math.prod(shape[1:])
+    widths = tuple(BIT_WIDTHS)
+    row = math.prod(shape[1:])
     least: Bits = "int4"
     if head or row < MIN_CODED_ROW:
         least = "fp16"

@@ -37,10 +37,14 @@ class Stages:
     """Reports stages: `announce` them, `begin` each, and `add` to its amount, or `reach` an amount."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress, self._clock = progress, clock
+        self._progress = progress
+        self._clock = clock
         self._whole: float | None = None
         self._is_bound = False
-        self._reached, self._most, self._began, self._reported = 0.0, 0.0, 0.0, 0.0
+        self._reached = 0.0
+        self._most = 0.0
+        self._began = 0.0
+        self._reported = 0.0
 
     def announce(self, names: Sequence[str]) -> None:
         """Report the stages to come, in order."""
@@ -48,7 +52,10 @@ class Stages:
 
     def begin(self, name: str, whole: float | None = None, is_bound: bool = False) -> None:
         """Begin a stage of this amount in any unit, None if unknown; `is_bound` if it may end with less."""
-        self._whole, self._is_bound, self._reached, self._most = whole, is_bound, 0.0, 0.0
+        self._whole = whole
+        self._is_bound = is_bound
+        self._reached = 0.0
+        self._most = 0.0
         self._began = self._reported = self._clock()
         self._progress("stage", name=name)
 

@@ -21,14 +21,18 @@ def normalise_frames(preprocess: Preprocess, batch: Tensor, channels_last: bool 
         batch = batch.flip(1) if preprocess.channels == "bgr" else batch
         mean, deviation = _device_constants(preprocess, batch.device)
         values = batch.to(torch.float32).sub_(mean).div_(deviation)
-    return values.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return values.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _device_constants(preprocess: Preprocess, device: Any) -> tuple[Tensor, Tensor]:
     """The mean and the deviation; kept, since another copy would wait for the copies under way."""
     with torch.inference_mode(False):
-        mean, deviation = (torch.from_numpy(values).to(device) for values in preprocess.pixel_constants())
+        mean, deviation = (
+            torch.from_numpy(values).to(device) for values in preprocess.pixel_constants()
+        )
         return mean, deviation
 
 

@@ -130,7 +130,9 @@ class Workload:
             if query.id == query_id:
                 return query
         ids = join_names([query.id for query in self.queries])
-        raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {ids}", "queries")
+        raise InputError(
+            self.path, f"there is no query '{query_id}'", f"the queries are: {ids}", "queries"
+        )
 
 
 MAX_FOOTAGE = 1000
@@ -180,7 +182,9 @@ class _PreprocessKeys(_Strict):
         if not isinstance(value, str):
             return value
         if value not in NORMALISATIONS:
-            raise ValueError(f"give {' or '.join(NORMALISATIONS)}, or keys such as resize, mean and std")
+            raise ValueError(
+                f"give {' or '.join(NORMALISATIONS)}, or keys such as resize, mean and std"
+            )
         return NORMALISATIONS[value]
 
     resize: Resize = "stretch"
@@ -200,7 +204,8 @@ class _QueryKeys(_Strict):
     camera: str
     task: TaskName | None = None
     classes: Annotated[
-        list[ClassName] | dict[ClassName, ClassName | list[ClassName]], Field(max_length=MAX_CLASSES)
+        list[ClassName] | dict[ClassName, ClassName | list[ClassName]],
+        Field(max_length=MAX_CLASSES),
     ] = []
     model: PathText
     model_args: dict[str, Any] = {}
@@ -245,11 +250,15 @@ def load_workload(path: str | Path) -> Workload:
     root = path.resolve().parent
     cameras = {
         camera_id: WorkloadCamera(
-            camera_id, _resolve_source(root, str(camera.source)), camera.fps, _footage(root, camera.footage)
+            camera_id,
+            _resolve_source(root, str(camera.source)),
+            camera.fps,
+            _footage(root, camera.footage),
         )
         for camera_id, camera in keys.cameras.items()
     }
-    queries, errors = list[Query](), _check_names(path, keys)
+    queries = list[Query]()
+    errors = _check_names(path, keys)
     for index in range(len(keys.queries)):
         try:
             queries.append(_query(path, root, keys, index))
@@ -263,14 +272,18 @@ def load_workload(path: str | Path) -> Workload:
 
 def _check_names(path: Path, keys: _WorkloadKeys) -> list[InputError]:
     """Ids that occur twice, and cameras that there are not."""
-    errors, seen = list[InputError](), set[str]()
+    errors = list[InputError]()
+    seen = set[str]()
     for index, query in enumerate(keys.queries):
         if query.id in seen:
             hint = "give each query its own id"
-            errors.append(InputError(path, f"'{query.id}' occurs twice", hint, f"queries[{index}].id"))
+            errors.append(
+                InputError(path, f"'{query.id}' occurs twice", hint, f"queries[{index}].id")
+            )
         seen.add(query.id)
         if query.camera not in keys.cameras:
-            hint, key = f"use one of: {join_names(keys.cameras)}", f"queries[{index}].camera ({query.id})"
+            hint = f"use one of: {join_names(keys.cameras)}"
+            key = f"queries[{index}].camera ({query.id})"
             errors.append(InputError(path, f"no camera '{query.camera}'", hint, key))
     return errors
 
@@ -282,17 +295,23 @@ def note_shared_footage(queries: Sequence[Query]) -> None:
         for footage in query.footage:
             camera = cameras.setdefault(footage, query.camera)
             if camera != query.camera:
-                text = f"its footage {footage} is that of camera {camera}: agreement is measured there"
+                text = (
+                    f"its footage {footage} is that of camera {camera}: agreement is measured there"
+                )
                 add_note(query.id, text, f"give footage of camera {query.camera}")
 
 
-def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tuple[str, str | Path]]:
+def inputs_of(
+    workload: Workload, trained: Collection[str] = ()
+) -> Iterator[tuple[str, str | Path]]:
     """Description and path of each file that training, merging and evaluating a workload read; it need not exist.
 
     The weights of the queries `trained` are left out: training writes them.
     """
     yield "the workload", workload.path
-    yield from ((f"the source of camera {camera.id}", camera.source) for camera in workload.cameras.values())
+    yield from (
+        (f"the source of camera {camera.id}", camera.source) for camera in workload.cameras.values()
+    )
     for query in workload.queries:
         weights = None if query.id in trained else query.weights
         for description, path in (("the weights", weights), ("the first weights", query.init)):
@@ -300,7 +319,9 @@ def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tup
                 yield f"{description} of {query.id}", path
         if query.data is not None:
             splits = [
-                query.data / split for split in ("train", "val", "valid", "test") if (query.data / split).is_dir()
+                query.data / split
+                for split in ("train", "val", "valid", "test")
+                if (query.data / split).is_dir()
             ]
             yield from ((f"the data of {query.id}", part) for part in splits or [query.data])
         yield from ((f"the footage of {query.id}", part) for part in query.footage)
@@ -313,33 +334,57 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     check_name(query.model, query.task, str(path), f"{where}.model ({query.id})")
     label_map = _label_map(query.classes, path, f"{where}.classes ({query.id})")
     if len(set(query.classes)) < len(query.classes):
-        raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({query.id})")
-    fewest = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}.get(query.task, 1)
+        raise InputError(
+            path, "a class occurs twice", "name each class once", f"{where}.classes ({query.id})"
+        )
+    fewest = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}.get(
+        query.task, 1
+    )
     if len(query.classes) < fewest:
         counted = "two classes or more" if fewest == 2 else "a class or more"
         remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
-        raise InputError(path, f"{query.task} needs {counted}", remedy, f"{where}.classes ({query.id})")
+        raise InputError(
+            path, f"{query.task} needs {counted}", remedy, f"{where}.classes ({query.id})"
+        )
     if query.multi_label and query.task != "classification":
         key = f"{where}.multi_label ({query.id})"
         raise InputError(
-            path, f"{query.task} has one way of labels", "take it out, or name `task: classification`", key
+            path,
+            f"{query.task} has one way of labels",
+            "take it out, or name `task: classification`",
+            key,
         )
     if (query.agreement is None) == (query.task == "tensor"):
-        fault = "this key is missing" if query.agreement is None else f"{query.task} has its own metric"
-        remedy = "take it out" if query.agreement else "say how outputs compare: argmax, cosine or relative-error"
+        fault = (
+            "this key is missing" if query.agreement is None else f"{query.task} has its own metric"
+        )
+        remedy = (
+            "take it out"
+            if query.agreement
+            else "say how outputs compare: argmax, cosine or relative-error"
+        )
         raise InputError(path, fault, remedy, f"{where}.agreement ({query.id})")
     preprocess = (
-        None if query.preprocess is None else query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
+        None
+        if query.preprocess is None
+        else query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
     )
     size = (preprocess or {}).get("size", query.input_size)
     if size is None and not is_external(query.model):
-        fault, remedy = "this key is missing", "give the side of the network's input in pixels, or [height, width]"
+        fault = "this key is missing"
+        remedy = "give the side of the network's input in pixels, or [height, width]"
         raise InputError(path, fault, remedy, f"{where}.input_size ({query.id})")
-    if size is not None and query.input_size is not None and height_width(size) != height_width(query.input_size):
+    if (
+        size is not None
+        and query.input_size is not None
+        and height_width(size) != height_width(query.input_size)
+    ):
         fault = f"{list(size)} is not the query's input_size, {query.input_size}"
         raise InputError(path, fault, "give one of them", f"{where}.preprocess.size ({query.id})")
     roi = query.roi
-    if roi is not None and not (0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL):
+    if roi is not None and not (
+        0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL
+    ):
         fault = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
         raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({query.id})")
     camera_size = query.frame_size or (FURTHEST_PIXEL, FURTHEST_PIXEL)
@@ -364,22 +409,40 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     if is_model_file(query.model) and weights is None:
         weights = _absolute(root, query.model)
     return Query(
-        id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),
+        id=query.id,
+        camera=query.camera,
+        task=query.task,
+        classes=tuple(query.classes),
         model=str(_absolute(root, query.model)) if is_model_file(query.model) else query.model,
-        model_args=query.model_args, input_size=None if size is None else side_or_sides(height_width(size)),
-        weights=weights, init=resolve_weights("init", query.init),
+        model_args=query.model_args,
+        input_size=None if size is None else side_or_sides(height_width(size)),
+        weights=weights,
+        init=resolve_weights("init", query.init),
         fps=query.fps or (keys.cameras[query.camera].fps if query.camera in keys.cameras else None),
-        sla_ms=query.sla_ms, roi=roi, frame_size=query.frame_size,
-        min_score=query.min_score, priority=query.priority, data=resolve(query.data),
-        accuracy_target=query.accuracy_target or keys.accuracy_target, file=path.resolve(),
-        preprocess=preprocess, decoder=query.decoder, keep_architecture=query.keep_architecture,
-        label_map=label_map, agreement=query.agreement, multi_label=query.multi_label,
-        footage=_footage(root, footage or []), agreement_target=query.agreement_target or keys.agreement_target,
-        max_flips=query.max_flips or keys.max_flips, labels=query.labels,
-    )  # fmt: skip
+        sla_ms=query.sla_ms,
+        roi=roi,
+        frame_size=query.frame_size,
+        min_score=query.min_score,
+        priority=query.priority,
+        data=resolve(query.data),
+        accuracy_target=query.accuracy_target or keys.accuracy_target,
+        file=path.resolve(),
+        preprocess=preprocess,
+        decoder=query.decoder,
+        keep_architecture=query.keep_architecture,
+        label_map=label_map,
+        agreement=query.agreement,
+        multi_label=query.multi_label,
+        footage=_footage(root, footage or []),
+        agreement_target=query.agreement_target or keys.agreement_target,
+        max_flips=query.max_flips or keys.max_flips,
+        labels=query.labels,
+    )
 
 
-def _label_map(classes: Sequence[str] | Mapping[str, str | Sequence[str]], path: Path, key: str) -> dict[str, str]:
+def _label_map(
+    classes: Sequence[str] | Mapping[str, str | Sequence[str]], path: Path, key: str
+) -> dict[str, str]:
     """Label of the data -> class, of `{class: label or labels}`; empty for a list of classes."""
     class_of: dict[str, str] = {}
     for name, stated in classes.items() if isinstance(classes, Mapping) else ():
@@ -388,7 +451,12 @@ def _label_map(classes: Sequence[str] | Mapping[str, str | Sequence[str]], path:
             raise InputError(path, f"'{name}' has no labels", f"write {name}: [{name}]", key)
         for label in labels:
             if class_of.setdefault(label, name) != name:
-                raise InputError(path, f"'{label}' is of '{class_of[label]}' and of '{name}'", "name it once", key)
+                raise InputError(
+                    path,
+                    f"'{label}' is of '{class_of[label]}' and of '{name}'",
+                    "name it once",
+                    key,
+                )
     return class_of
 
 
@@ -409,13 +477,20 @@ def _complete(path: Path, root: Path, query: _QueryKeys, where: str) -> _QueryKe
 
     size = (query.preprocess.size if query.preprocess else None) or query.input_size
     source = _absolute(root, query.model)
-    init = query.init if query.init is not None and is_model_file(query.init) and not source.exists() else None
+    init = (
+        query.init
+        if query.init is not None and is_model_file(query.init) and not source.exists()
+        else None
+    )
     if init is not None:  # what it will be trained from, its head made for the query's classes
         source = _absolute(root, init)
     file = ModelFile(
-        source, None if size is None else height_width(size), query.decoder, query.task,
+        source,
+        None if size is None else height_width(size),
+        query.decoder,
+        query.task,
         tuple(query.classes) if init is None else (),
-    )  # fmt: skip
+    )
     try:
         file = file.complete()
     except InputError as error:
@@ -435,7 +510,11 @@ def _complete(path: Path, root: Path, query: _QueryKeys, where: str) -> _QueryKe
         )
         raise join_errors([refusal, *unprepared]) from error
     return query.model_copy(
-        update={"task": file.task, "classes": query.classes or list(file.classes), "input_size": file.size}
+        update={
+            "task": file.task,
+            "classes": query.classes or list(file.classes),
+            "input_size": file.size,
+        }
     )
 
 
@@ -446,10 +525,16 @@ def _complete_hub(path: Path, root: Path, query: _QueryKeys, where: str) -> _Que
     except InputError as error:
         key = f"{where}.{error.key or 'model'} ({query.id})"
         raise InputError(path, f"{query.model}: {error.problem}", error.hint, key) from error
-    preprocess = query.preprocess.model_dump(exclude_unset=True, exclude_none=True) if query.preprocess else {}
+    preprocess = (
+        query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
+        if query.preprocess
+        else {}
+    )
     return query.model_copy(
         update={
-            "model": query.model if query.model.startswith(TIMM) else HF + re.sub(r"\W", "_", Path(query.model).name),
+            "model": query.model
+            if query.model.startswith(TIMM)
+            else HF + re.sub(r"\W", "_", Path(query.model).name),
             "task": query.task or "classification",
             "input_size": size or hub.size,
             "preprocess": _PreprocessKeys(**{**hub.preprocess, **preprocess}),

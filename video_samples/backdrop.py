@@ -25,7 +25,9 @@ SKY_DAY, SKY_NIGHT = (150, 186, 222), (22, 22, 32)
 def mottle(rng: np.random.Generator, shape: tuple[int, int], cell: int) -> np.ndarray:
     """Smooth random float32 field of unit deviation; `cell` is its grain in pixels."""
     small = rng.standard_normal((shape[0] // cell + 3, shape[1] // cell + 3)).astype(np.float32)
-    field = cv2.resize(small, ((small.shape[1]) * cell, small.shape[0] * cell), interpolation=cv2.INTER_CUBIC)
+    field = cv2.resize(
+        small, ((small.shape[1]) * cell, small.shape[0] * cell), interpolation=cv2.INTER_CUBIC
+    )
     return np.ascontiguousarray(field[: shape[0], : shape[1]])
 
 
@@ -33,15 +35,24 @@ class GroundMap:
     """A plan of the ground, painted in metres; row 0 is the far edge."""
 
     def __init__(self, x0: float, y0: float, x1: float, y1: float, colour: Colour) -> None:
-        self.x0, self.y0, self.x1, self.y1 = x0, y0, x1, y1
-        self.colours = np.full((round((y1 - y0) * PIXELS_PER_M), round((x1 - x0) * PIXELS_PER_M), 3), colour, np.uint8)
+        self.x0 = x0
+        self.y0 = y0
+        self.x1 = x1
+        self.y1 = y1
+        self.colours = np.full(
+            (round((y1 - y0) * PIXELS_PER_M), round((x1 - x0) * PIXELS_PER_M), 3), colour, np.uint8
+        )
         k = LIGHT_PIXELS_PER_M
-        self.light = np.zeros((round((y1 - y0) * k), round((x1 - x0) * k), 3), np.float32)  # of lamps, by night
+        self.light = np.zeros(
+            (round((y1 - y0) * k), round((x1 - x0) * k), 3), np.float32
+        )  # of lamps, by night
 
     def pixel(self, points) -> np.ndarray:
         """Map pixels, in sixteenths, of ground points (N, 2)."""
         points = np.asarray(points, np.float64)
-        scaled = np.stack([(points[:, 0] - self.x0), (self.y1 - points[:, 1])], axis=1) * PIXELS_PER_M
+        scaled = (
+            np.stack([(points[:, 0] - self.x0), (self.y1 - points[:, 1])], axis=1) * PIXELS_PER_M
+        )
         return np.round(scaled * 16).astype(np.int32)
 
     def poly(self, points, colour: Colour) -> None:
@@ -56,7 +67,8 @@ class GroundMap:
 
     def pool(self, x: float, y: float, radius: float, colour: Colour) -> None:
         """The light of a lamp: falls off as a bell of that radius."""
-        k, (rows, columns) = LIGHT_PIXELS_PER_M, self.light.shape[:2]
+        k = LIGHT_PIXELS_PER_M
+        rows, columns = self.light.shape[:2]
         dx = (np.arange(columns, dtype=np.float32) / k + self.x0 - x) / radius
         dy = (self.y1 - np.arange(rows, dtype=np.float32) / k - y) / radius
         bell = np.exp(-0.5 * dy**2)[:, None] * np.exp(-0.5 * dx**2)[None, :]
@@ -64,7 +76,9 @@ class GroundMap:
 
     def paint_texture(self, rng: np.random.Generator) -> np.ndarray:
         """The map with grain and stains, float32."""
-        noise = sum(mottle(rng, self.colours.shape[:2], cell) * deviation for cell, deviation in TEXTURE)
+        noise = sum(
+            mottle(rng, self.colours.shape[:2], cell) * deviation for cell, deviation in TEXTURE
+        )
         return np.clip(self.colours + np.asarray(noise)[..., None], 0, 255).astype(np.float32)
 
 
@@ -88,14 +102,18 @@ class Backdrop:
     shaded: np.ndarray
 
 
-def paint_backdrop(view: View, light: Light, ground: GroundMap, houses: list[House], seed: int) -> Backdrop:
+def paint_backdrop(
+    view: View, light: Light, ground: GroundMap, houses: list[House], seed: int
+) -> Backdrop:
     """Sky, ground, and houses from far to near."""
     width, height = view.canvas_size
     plane = view.plane_homography(np.zeros(3), np.array([1.0, 0, 0]), np.array([0, 1.0, 0]))
 
     def project(plan: np.ndarray, per_metre: int) -> np.ndarray:
         """At twice the size and averaged, so that far detail does not flicker."""
-        to_plane = np.array([[1 / per_metre, 0, ground.x0], [0, -1 / per_metre, ground.y1], [0, 0, 1.0]])
+        to_plane = np.array(
+            [[1 / per_metre, 0, ground.x0], [0, -1 / per_metre, ground.y1], [0, 0, 1.0]]
+        )
         matrix = np.diag([2.0, 2.0, 1.0]) @ plane @ to_plane
         large = cv2.warpPerspective(plan, matrix, (width * 2, height * 2), flags=cv2.INTER_LINEAR)
         return cv2.resize(large, (width, height), interpolation=cv2.INTER_AREA)
@@ -113,7 +131,9 @@ def paint_backdrop(view: View, light: Light, ground: GroundMap, houses: list[Hou
         bright = plain * light.factors(np.array([[0, 0, 1.0]]))[0].astype(np.float32)
         dark = bright * np.asarray(SHADOW_FACTOR, np.float32)
     canvases = []
-    houses = sorted(houses, key=lambda house: -np.hypot(house.x0 - view.eye[0], house.y0 - view.eye[1]))
+    houses = sorted(
+        houses, key=lambda house: -np.hypot(house.x0 - view.eye[0], house.y0 - view.eye[1])
+    )
     for plan in (bright, dark):
         canvas = np.full((height, width, 3), SKY_NIGHT if light.night else SKY_DAY, np.uint8)
         cv2.copyTo(np.clip(plan, 0, 255).astype(np.uint8), inside, canvas)

@@ -69,13 +69,17 @@ class Recorder:
             )
             self._stream.width, self._stream.height = size
             context = self._stream.codec_context
-            context.gop_size, context.max_b_frames, context.thread_count = KEYFRAME_EVERY, 0, 1
+            context.gop_size = KEYFRAME_EVERY
+            context.max_b_frames = 0
+            context.thread_count = 1
 
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame; OSError with the encoder's own words when it has given up."""
         planes = np.asarray(cv2.cvtColor(frame, cv2.COLOR_RGB2YUV_I420), np.uint8)
         with self._explain_errors():
-            self._container.mux(self._stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
+            self._container.mux(
+                self._stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p"))
+            )
 
     def close(self) -> None:
         """Ends the file; OSError with the encoder's own words when it failed."""
@@ -132,7 +136,8 @@ def write_truth(path: Path, truths: Sequence[Sequence[FrameTruth]]) -> None:
 def join(sources: Sequence[Path], target: Path) -> None:
     """Puts clips of one camera behind each other without encoding again."""
     with av.open(str(target), "w", options=CONTAINER_OPTIONS) as joined:
-        stream, ended = None, 0
+        stream = None
+        ended = 0
         for path in sources:
             with av.open(str(path)) as source:
                 video = source.streams.video[0]
@@ -140,7 +145,9 @@ def join(sources: Sequence[Path], target: Path) -> None:
                 for packet in source.demux(video):
                     if packet.dts is None or packet.pts is None:  # the end
                         continue
-                    packet.dts, packet.pts, packet.stream = packet.dts + ended, packet.pts + ended, stream
+                    packet.dts = packet.dts + ended
+                    packet.pts = packet.pts + ended
+                    packet.stream = stream
                     joined.mux(packet)
                 ended += video.duration or 0
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from gemel.video_samples.objects import HEAD, MATTE, Colour, Figure, Outfit, Solid
 
-OVERSAMPLING = 2  # the canvas has this many pixels per output pixel and side; the reduction smooths every edge
+OVERSAMPLING = (
+    2  # the canvas has this many pixels per output pixel and side; the reduction smooths every edge
+)
 MARGIN_PX = 8  # canvas pixels around the frame that camera shake may reveal
 NEAR_M = 1.0  # nothing nearer to the camera than this is drawn
 
@@ -33,7 +35,10 @@ class View:
     @property
     def canvas_size(self) -> tuple[int, int]:
         """Width and height of the canvas in canvas pixels."""
-        return (self.width * OVERSAMPLING + 2 * MARGIN_PX, self.height * OVERSAMPLING + 2 * MARGIN_PX)
+        return (
+            self.width * OVERSAMPLING + 2 * MARGIN_PX,
+            self.height * OVERSAMPLING + 2 * MARGIN_PX,
+        )
 
     @cached_property
     def eye(self) -> np.ndarray:
@@ -42,15 +47,19 @@ class View:
     @cached_property
     def axes(self) -> np.ndarray:
         """Rows: the camera's right, down and forward directions in world axes."""
-        yaw, pitch = np.radians(self.yaw), np.radians(self.pitch)
-        forward = np.array([np.sin(yaw) * np.cos(pitch), np.cos(yaw) * np.cos(pitch), np.sin(pitch)])
+        yaw = np.radians(self.yaw)
+        pitch = np.radians(self.pitch)
+        forward = np.array(
+            [np.sin(yaw) * np.cos(pitch), np.cos(yaw) * np.cos(pitch), np.sin(pitch)]
+        )
         right = np.array([np.cos(yaw), -np.sin(yaw), 0.0])
         return np.stack([right, np.cross(forward, right), forward])
 
     @cached_property
     def intrinsics(self) -> np.ndarray:
         """The 3 x 3 matrix from camera axes to homogeneous canvas pixels."""
-        focal, (width, height) = self.focal * OVERSAMPLING, self.canvas_size
+        focal = self.focal * OVERSAMPLING
+        width, height = self.canvas_size
         return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
 
     @cached_property
@@ -71,7 +80,9 @@ class View:
 
     def plane_homography(self, origin: np.ndarray, along: np.ndarray, up: np.ndarray) -> np.ndarray:
         """The 3 x 3 matrix from plane coordinates (a, b) to canvas pixels, for points origin + a * along + b * up."""
-        columns = np.stack([np.append(along, 0.0), np.append(up, 0.0), np.append(origin, 1.0)], axis=1)
+        columns = np.stack(
+            [np.append(along, 0.0), np.append(up, 0.0), np.append(origin, 1.0)], axis=1
+        )
         return self.matrix @ columns
 
     def to_frame(self, canvas_points: np.ndarray, shift: tuple[int, int]) -> np.ndarray:
@@ -100,7 +111,9 @@ class Light:
 
     def on(self, colour, normal=(0.0, 0.0, 1.0)) -> Colour:
         """A colour as seen on a surface with that normal."""
-        lit = np.minimum(np.asarray(colour) * self.factors(np.asarray([normal], np.float64))[0], 255)
+        lit = np.minimum(
+            np.asarray(colour) * self.factors(np.asarray([normal], np.float64))[0], 255
+        )
         return (float(lit[0]), float(lit[1]), float(lit[2]))
 
 
@@ -130,7 +143,8 @@ class Pen:
 
     def box(self, low, high, colour) -> None:
         """The three visible sides of a box with sides along the axes."""
-        (x0, y0, z0), (x1, y1, z1) = low, high
+        x0, y0, z0 = low
+        x1, y1, z1 = high
         ex, ey, ez = self.view.eye
         if ey < y0 or ey > y1:
             y, n = (y0, -1.0) if ey < y0 else (y1, 1.0)
@@ -153,7 +167,8 @@ class Pen:
         """A vehicle at `place` whose vertices project to these pixels; returns the lamps that face the camera."""
         rotation = _rotation(heading)
         offset = np.array([*place, 0.0])
-        normals, centres = solid.normals @ rotation.T, solid.centres @ rotation.T + offset
+        normals = solid.normals @ rotation.T
+        centres = solid.centres @ rotation.T + offset
         facing = np.einsum("ij,ij->i", self.view.eye - centres, normals) > 0
         colours = np.minimum(solid.colours * self.light.factors(normals), 255)
         fixed = np.round(pixels * SUBPIXEL).astype(np.int32)
@@ -171,16 +186,21 @@ class Pen:
             cv2.fillConvexPoly(self.canvas, fixed[solid.faces[i]], colour, 8, SUBPIXEL_BITS)
         return lamps
 
-    def figure(self, outfit: Outfit, figure: Figure, pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
+    def figure(
+        self, outfit: Outfit, figure: Figure, pixels: np.ndarray, depth: np.ndarray
+    ) -> np.ndarray:
         """A person or cyclist whose limbs' starts, then ends, project to these pixels; returns the outline's points."""
         count = len(figure.widths)
         scale = self.view.pixels_per_metre(float(depth[0])) * outfit.height / 1.75
         thickness = np.maximum(figure.widths * scale + 0.5, 1).astype(int)
         lit = _lit_palette(outfit, self.light)
         ends = (pixels * SUBPIXEL + 0.5).astype(int).tolist()
-        wide, roles = thickness.tolist(), figure.roles.tolist()
+        wide = thickness.tolist()
+        roles = figure.roles.tolist()
         for i in np.argsort(-(depth[:count] + depth[count:])).tolist():
-            cv2.line(self.canvas, ends[i], ends[count + i], lit[roles[i]], wide[i], 8, SUBPIXEL_BITS)
+            cv2.line(
+                self.canvas, ends[i], ends[count + i], lit[roles[i]], wide[i], 8, SUBPIXEL_BITS
+            )
         half = np.concatenate([thickness, thickness])[:, None] / 2
         return np.concatenate([pixels - half, pixels + half])
 
@@ -191,5 +211,6 @@ def _lit_palette(outfit: Outfit, light: Light) -> list[list[float]]:
 
 
 def _rotation(heading: float) -> np.ndarray:
-    c, s = np.cos(heading), np.sin(heading)
+    c = np.cos(heading)
+    s = np.sin(heading)
     return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])

@@ -19,14 +19,24 @@ ZEBRA_WEST, ZEBRA_EAST, ZEBRA_SIDE = (-9.6, -6.6), (8.6, 11.6), (-8.4, -5.4)
 STOP_E, STOP_W, STOP_B = -10.8, 12.8, -9.6
 LANES = {"E1": 1.75, "E2": 5.25, "W2": 8.75, "W1": 12.25}
 
-LAMPS = ((-18.8, 17.9), (4.3, 17.9), (20.8, 15.2), (-37.8, 18.2), (0.0, 30.0), (0.0, 46.0), (-12.2, -3.2))
+LAMPS = (
+    (-18.8, 17.9),
+    (4.3, 17.9),
+    (20.8, 15.2),
+    (-37.8, 18.2),
+    (0.0, 30.0),
+    (0.0, 46.0),
+    (-12.2, -3.2),
+)
 LAMPLIGHT = (1.05, 0.78, 0.44)
 
 
 def paint_ground() -> GroundMap:
     """The plan with carriageways, pavements and markings."""
     g = GroundMap(-64, -14, 36, 92, (96, 96, 100))
-    kerb, stone, white = (168, 166, 160), (158, 150, 142), (226, 226, 220)
+    kerb = (168, 166, 160)
+    stone = (158, 150, 142)
+    white = (226, 226, 220)
     g.rect(-75, ROAD_FAR, 45, 92, stone)
     g.stroke([(-75, ROAD_FAR), (45, ROAD_FAR)], 0.32, kerb)
     bay = [(BAY[0], ROAD_FAR - 0.2), (BAY[1], BAY_FAR), (BAY[2], BAY_FAR), (BAY[3], ROAD_FAR - 0.2)]
@@ -49,7 +59,11 @@ def paint_ground() -> GroundMap:
 def start_world(seed: int, night: bool) -> World:
     """Traffic of one clip; where in the signal cycle it begins follows from the seed."""
     rng = np.random.default_rng([seed, 77])
-    phases = [Phase("main", 18.0 if night else 9.0), Phase("side", 4.5), Phase("walk", 3.0, clear_s=7.0)]
+    phases = [
+        Phase("main", 18.0 if night else 9.0),
+        Phase("side", 4.5),
+        Phase("walk", 3.0, clear_s=7.0),
+    ]
     signals = Signals(phases, float(rng.uniform(0, 38)))
     straight = {
         name: make_path(
@@ -106,7 +120,9 @@ def start_world(seed: int, night: bool) -> World:
         (STOP_E, 1.75),
         (-6.5, 1.75),
     )
-    cycle = make_path("cycle", ("cycle", "cycle"), "main", [(-75, -1.0), (45, -1.0)], (STOP_E, -1.0), (45, -1.0))
+    cycle = make_path(
+        "cycle", ("cycle", "cycle"), "main", [(-75, -1.0), (45, -1.0)], (STOP_E, -1.0), (45, -1.0)
+    )
     mixed = {"car": 0.74, "truck": 0.26}
     calm = 3.0 if night else 1.0
     flows = [
@@ -128,13 +144,23 @@ def start_world(seed: int, night: bool) -> World:
         WalkingRoute(((40, -4.2), (8, -4.4), (8.0, -15)), 16 * thin),
         WalkingRoute(((-1.5, 76), (-0.5, 22), (-20, 19.8), (-60, 19.8)), 13 * thin),
         WalkingRoute(((2, 80), (1.0, 22), (18, 19.4), (40, 19.4)), 13 * thin),
-        WalkingRoute(((-30, -4), (zw, -2.9), (zw, 14.9), (zw, 19), (-60, 19.6)), 13 * thin, wait_at=(1,)),
-        WalkingRoute(((30, 19.4), (ze, 15.0), (ze, -3.0), (9, -6), (9, -16)), 13 * thin, wait_at=(1,)),
-        WalkingRoute(((0, 60), (-2, 20), (zw, 14.9), (zw, -2.9), (-30, -4.2)), 13 * thin, wait_at=(2,)),
+        WalkingRoute(
+            ((-30, -4), (zw, -2.9), (zw, 14.9), (zw, 19), (-60, 19.6)), 13 * thin, wait_at=(1,)
+        ),
+        WalkingRoute(
+            ((30, 19.4), (ze, 15.0), (ze, -3.0), (9, -6), (9, -16)), 13 * thin, wait_at=(1,)
+        ),
+        WalkingRoute(
+            ((0, 60), (-2, 20), (zw, 14.9), (zw, -2.9), (-30, -4.2)), 13 * thin, wait_at=(2,)
+        ),
         WalkingRoute(((-16, -5), (-4.6, zs), (4.6, zs), (20, -5)), 12 * thin, wait_at=(1,)),
-        WalkingRoute(((-45, 19.8), (-21, 18.1), (-45, 19.6)), 16 * thin, linger={1: (8, 20)}, spread=1.6),
+        WalkingRoute(
+            ((-45, 19.8), (-21, 18.1), (-45, 19.6)), 16 * thin, linger={1: (8, 20)}, spread=1.6
+        ),
     ]
-    return World(seed, flows, routes, signals, dwell_s=(6.0, 9.0), warm_up_s=26.0 + float(rng.uniform(0, 12)))
+    return World(
+        seed, flows, routes, signals, dwell_s=(6.0, 9.0), warm_up_s=26.0 + float(rng.uniform(0, 12))
+    )
 
 
 VIEW = View(640, 360, (9.0, -23.0, 9.6), -15.0, -13.0, 520.0)

@@ -57,12 +57,20 @@ class SolidBuilder:
         """A side profile [(x, z), ...] spread over -half_width..half_width; it is open below."""
         for (xa, za), (xb, zb) in pairwise(profile):
             self.face(
-                [(xa, half_width, za), (xb, half_width, zb), (xb, -half_width, zb), (xa, -half_width, za)], colour
+                [
+                    (xa, half_width, za),
+                    (xb, half_width, zb),
+                    (xb, -half_width, zb),
+                    (xa, -half_width, za),
+                ],
+                colour,
             )
         for side in (-1, 1):
             self.face([(x, side * half_width, z) for x, z in profile], colour)
 
-    def box(self, x0: float, x1: float, half_width: float, z0: float, z1: float, colour: Colour) -> None:
+    def box(
+        self, x0: float, x1: float, half_width: float, z0: float, z1: float, colour: Colour
+    ) -> None:
         self.prism([(x0, z0), (x0, z1), (x1, z1), (x1, z0)], half_width, colour)
 
     def side(self, x0: float, x1: float, z0: float, z1: float, at: float, colour: Colour) -> None:
@@ -78,7 +86,12 @@ class SolidBuilder:
         """Two white lamps at the front and two red ones at the back, `at` metres from the middle."""
         for x, colour, lamp in ((nose, HEADLAMP, HEAD), (rear, TAILLAMP, TAIL)):
             for y in (-at, at):
-                corners = [(x, y - 0.2, z - 0.1), (x, y + 0.2, z - 0.1), (x, y + 0.2, z + 0.1), (x, y - 0.2, z + 0.1)]
+                corners = [
+                    (x, y - 0.2, z - 0.1),
+                    (x, y + 0.2, z - 0.1),
+                    (x, y + 0.2, z + 0.1),
+                    (x, y - 0.2, z + 0.1),
+                ]
                 self.face(corners, colour, lamp)
 
     def wheels(self, at_x: tuple[float, ...], radius: float, at: float) -> None:
@@ -87,7 +100,11 @@ class SolidBuilder:
             for sign in (-1, 1):
                 for scale, colour in ((1.0, TYRE), (0.56, RIM)):
                     ring = [
-                        (x + radius * scale * np.cos(a), sign * (at + 0.01), radius + radius * scale * np.sin(a))
+                        (
+                            x + radius * scale * np.cos(a),
+                            sign * (at + 0.01),
+                            radius + radius * scale * np.sin(a),
+                        )
                         for a in angles
                     ]
                     self.face([(px, py, max(pz, 0.0)) for px, py, pz in ring], colour)
@@ -97,7 +114,9 @@ class SolidBuilder:
         centres = np.stack([vertices[f].mean(axis=0) for f in self.faces])
         normals = []
         for face, centre in zip(self.faces, centres):
-            a, b, c = vertices[face[0]], vertices[face[1]], vertices[face[2]]
+            a = vertices[face[0]]
+            b = vertices[face[1]]
+            c = vertices[face[2]]
             normal = np.cross(b - a, c - a)
             normal /= max(float(np.linalg.norm(normal)), 1e-9)
             normals.append(normal if normal @ (centre - np.asarray(self.centre)) >= 0 else -normal)
@@ -138,8 +157,12 @@ class Outfit:
     @cached_property
     def palette(self) -> np.ndarray:
         """Colours (7, 3) by role, in the order of the role constants."""
-        skin, top, trousers = np.asarray(self.skin), np.asarray(self.top), np.asarray(self.trousers)
-        return np.array([skin, self.hair, top, top * 0.86, trousers, trousers * 0.8, (30, 30, 32)], np.float64)
+        skin = np.asarray(self.skin)
+        top = np.asarray(self.top)
+        trousers = np.asarray(self.trousers)
+        return np.array(
+            [skin, self.hair, top, top * 0.86, trousers, trousers * 0.8, (30, 30, 32)], np.float64
+        )
 
 
 (SKIN_, HAIR_, TOP_, SLEEVE_, LEG_, FAR_LEG_, DARK_) = range(7)
@@ -187,10 +210,12 @@ def posture(kind: str, gone_m: float, standing: bool) -> Figure:
 def _walker(step: int) -> Figure:
     """A person 1.75 m tall at one of `POSTURES` moments of the stride; -1 stands still."""
     limbs = _Limbs()
-    phase, stride = 2 * np.pi * max(step, 0) / POSTURES, float(step >= 0)
+    phase = 2 * np.pi * max(step, 0) / POSTURES
+    stride = float(step >= 0)
     for side, offset, role in ((1, 0.0, LEG_), (-1, np.pi, FAR_LEG_)):
         swing, lift = (stride * reach(phase + offset) for reach in (np.sin, np.cos))
-        hip, foot = np.array([0, side * 0.09, 0.90]), np.array([0.42 * swing, side * 0.09, 0.06 + 0.1 * max(lift, 0)])
+        hip = np.array([0, side * 0.09, 0.90])
+        foot = np.array([0.42 * swing, side * 0.09, 0.06 + 0.1 * max(lift, 0)])
         knee = (hip + foot) / 2 + np.array([0.05, 0, 0.02])
         limbs.add(hip, knee, 0.17, role)
         limbs.add(knee, foot, 0.13, role)
@@ -207,16 +232,32 @@ def _walker(step: int) -> Figure:
 def _cyclist(step: int) -> Figure:
     """A rider on a bicycle at one of `POSTURES` moments of the pedals' turn."""
     limbs = _Limbs()
-    crank, angles = 2 * np.pi * max(step, 0) / POSTURES, np.linspace(0, 2 * np.pi, 15)
+    crank = 2 * np.pi * max(step, 0) / POSTURES
+    angles = np.linspace(0, 2 * np.pi, 15)
     for hub in (-0.52, 0.56):
         rim = [(hub + 0.33 * np.cos(angle), 0, 0.34 + 0.33 * np.sin(angle)) for angle in angles]
         for start, end in pairwise(rim):
             limbs.add(start, end, 0.055, DARK_)
-    pedal, seat, head, hip = (-0.04, 0, 0.3), (-0.2, 0, 0.92), (0.42, 0, 0.92), (-0.24, 0, 1.02)
-    for start, end in ((pedal, seat), (pedal, head), (seat, head), ((-0.52, 0, 0.34), pedal), (head, (0.56, 0, 0.34))):
+    pedal = (-0.04, 0, 0.3)
+    seat = (-0.2, 0, 0.92)
+    head = (0.42, 0, 0.92)
+    hip = (-0.24, 0, 1.02)
+    for start, end in (
+        (pedal, seat),
+        (pedal, head),
+        (seat, head),
+        ((-0.52, 0, 0.34), pedal),
+        (head, (0.56, 0, 0.34)),
+    ):
         limbs.add(start, end, 0.06, DARK_)
     for side, offset, role in ((1, 0.0, LEG_), (-1, np.pi, FAR_LEG_)):
-        foot = np.array([pedal[0] + 0.17 * np.cos(crank + offset), side * 0.12, 0.3 + 0.17 * np.sin(crank + offset)])
+        foot = np.array(
+            [
+                pedal[0] + 0.17 * np.cos(crank + offset),
+                side * 0.12,
+                0.3 + 0.17 * np.sin(crank + offset),
+            ]
+        )
         knee = (np.asarray(hip) + foot) / 2 + np.array([0.22, side * 0.03, 0.08])
         limbs.add(hip, knee, 0.17, role)
         limbs.add(knee, foot, 0.13, role)
@@ -236,15 +277,21 @@ CAR_PAINTS: tuple[Colour, ...] = (
 CARGO: tuple[tuple[Colour, Colour], ...] = (  # cab, cargo box
     ((230, 230, 228), (238, 238, 236)), ((30, 84, 150), (226, 228, 230)), ((220, 140, 30), (240, 236, 226)),
 )  # fmt: skip
-BUS_PAINTS: tuple[tuple[Colour, Colour], ...] = (((206, 36, 40), (240, 236, 228)), ((214, 44, 38), (250, 220, 120)))
+BUS_PAINTS: tuple[tuple[Colour, Colour], ...] = (
+    ((206, 36, 40), (240, 236, 228)),
+    ((214, 44, 38), (250, 220, 120)),
+)
 
 
 @cache  # the paints are few, and a body takes longer to build than a frame to draw
 def car(paint: Colour, estate: bool = False) -> Solid:
     """A saloon, or an estate car with a long roof; 4.4 m."""
     b = SolidBuilder((0, 0, 0.75))
-    rear, roof = -2.2, -1.8 if estate else -1.22
-    b.prism([(rear, 0.28), (rear, 0.9), (1.0, 0.95), (1.98, 0.80), (2.2, 0.58), (2.2, 0.28)], 0.9, paint)
+    rear = -2.2
+    roof = -1.8 if estate else -1.22
+    b.prism(
+        [(rear, 0.28), (rear, 0.9), (1.0, 0.95), (1.98, 0.80), (2.2, 0.58), (2.2, 0.28)], 0.9, paint
+    )
     b.wheels((-1.38, 1.38), 0.33, 0.9)
     b.prism([(-2.05, 0.92), (roof, 1.5), (0.18, 1.5), (0.98, 0.92)], 0.78, GLASS)
     b.box(roof, 0.18, 0.79, 1.42, 1.52, paint)
@@ -256,7 +303,9 @@ def car(paint: Colour, estate: bool = False) -> Solid:
 def bus(paint: Colour, band: Colour) -> Solid:
     """A city bus with a window band; 10.8 m."""
     b = SolidBuilder((0, 0, 1.6))
-    half, rear, nose = 1.27, -5.4, 5.4
+    half = 1.27
+    rear = -5.4
+    nose = 5.4
     b.box(rear, nose, half, 0.32, 3.1, paint)
     b.side(rear, nose, 2.62, 3.0, half + 0.004, band)
     b.side(rear + 0.25, nose - 0.15, 1.42, 2.52, half + 0.006, GLASS)
@@ -271,7 +320,9 @@ def bus(paint: Colour, band: Colour) -> Solid:
 def truck(cab: Colour, cargo: Colour) -> Solid:
     """A box truck: a cab and a taller cargo box; 8 m."""
     b = SolidBuilder((0, 0, 1.4))
-    half, rear, nose = 1.2, -4.0, 4.0
+    half = 1.2
+    rear = -4.0
+    nose = 4.0
     b.wheels((-2.5, -1.5, 2.9), 0.46, half)
     b.box(rear, 1.8, half, 0.6, 3.35, cargo)
     b.prism([(2.0, 0.5), (2.0, 2.55), (3.35, 2.6), (nose, 1.55), (nose, 0.5)], half * 0.97, cab)
@@ -330,9 +381,16 @@ class SceneObject:
         if isinstance(self.look, Solid):
             points = self.look.vertices
         else:
-            points = np.concatenate([self.figure.starts, self.figure.ends]) * (self.look.height / 1.75)
-        c, s = np.cos(self.heading), np.sin(self.heading)
+            points = np.concatenate([self.figure.starts, self.figure.ends]) * (
+                self.look.height / 1.75
+            )
+        c = np.cos(self.heading)
+        s = np.sin(self.heading)
         return np.stack(
-            [self.x + points[:, 0] * c - points[:, 1] * s, self.y + points[:, 0] * s + points[:, 1] * c, points[:, 2]],
+            [
+                self.x + points[:, 0] * c - points[:, 1] * s,
+                self.y + points[:, 0] * s + points[:, 1] * c,
+                points[:, 2],
+            ],
             axis=1,
         )

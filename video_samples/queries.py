@@ -64,11 +64,26 @@ class Question:
         for truth in truths:
             if truth.kind in self.kinds and truth.counts:
                 x0, y0, x1, y1 = truth.box
-                cut = (max(x0, self.roi[0]), max(y0, self.roi[1]), min(x1, self.roi[2]), min(y1, self.roi[3]))
-                width, height = cut[2] - cut[0], cut[3] - cut[1]
-                if width > 0 and height > 0 and width * height >= MIN_INSIDE * (x1 - x0) * (y1 - y0):
+                cut = (
+                    max(x0, self.roi[0]),
+                    max(y0, self.roi[1]),
+                    min(x1, self.roi[2]),
+                    min(y1, self.roi[3]),
+                )
+                width = cut[2] - cut[0]
+                height = cut[3] - cut[1]
+                if (
+                    width > 0
+                    and height > 0
+                    and width * height >= MIN_INSIDE * (x1 - x0) * (y1 - y0)
+                ):
                     rects.append(
-                        (cut[0] - self.roi[0], cut[1] - self.roi[1], cut[2] - self.roi[0], cut[3] - self.roi[1])
+                        (
+                            cut[0] - self.roi[0],
+                            cut[1] - self.roi[1],
+                            cut[2] - self.roi[0],
+                            cut[3] - self.roi[1],
+                        )
                     )
         return rects
 

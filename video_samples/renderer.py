@@ -13,7 +13,11 @@ from gemel.video_samples.objects import SceneObject, Solid
 from gemel.video_samples.scene import Scene, World
 
 BEAM_COLOUR = (78.0, 72.0, 54.0)
-BEAM_STEPS = ((12.0, 2.6, 0.34), (8.5, 1.9, 0.6), (5.0, 1.3, 1.0))  # reach and half width in metres, strength
+BEAM_STEPS = (
+    (12.0, 2.6, 0.34),
+    (8.5, 1.9, 0.6),
+    (5.0, 1.3, 1.0),
+)  # reach and half width in metres, strength
 HEAD_COLOUR, TAIL_COLOUR = (255, 244, 214), (230, 26, 18)
 
 
@@ -28,12 +32,19 @@ def add_lamps(
 
     `noses` are x, y and heading of every vehicle's front.
     """
-    beams, glow = np.zeros_like(frame), np.zeros_like(frame)
+    beams = np.zeros_like(frame)
+    glow = np.zeros_like(frame)
     for reach, half, strength in BEAM_STEPS:
         for x, y, heading in noses:
-            c, s = np.cos(heading), np.sin(heading)
+            c = np.cos(heading)
+            s = np.sin(heading)
             wedge = ((0.2, 0.7), (reach, half), (reach, -half), (0.2, -0.7))
-            ground = np.array([(x + c * ahead - s * aside, y + s * ahead + c * aside, 0.0) for ahead, aside in wedge])
+            ground = np.array(
+                [
+                    (x + c * ahead - s * aside, y + s * ahead + c * aside, 0.0)
+                    for ahead, aside in wedge
+                ]
+            )
             at, depth = view.project(ground)
             if depth.min() > 2:
                 corners = np.round(view.to_frame(at, shift)).astype(np.int32)
@@ -41,20 +52,26 @@ def add_lamps(
     for lamp in lamps:
         at = np.round(view.to_frame(np.asarray(lamp.pixel), shift)).astype(int)
         radius = max(1, round((200 if lamp.is_head else 150) / lamp.depth))
-        cv2.circle(glow, (int(at[0]), int(at[1])), radius, HEAD_COLOUR if lamp.is_head else TAIL_COLOUR, -1)
+        cv2.circle(
+            glow, (int(at[0]), int(at[1])), radius, HEAD_COLOUR if lamp.is_head else TAIL_COLOUR, -1
+        )
     light = cv2.add(
-        cv2.blur(beams, (25, 17)), cv2.addWeighted(cv2.blur(glow, (17, 17)), 0.75, cv2.blur(glow, (61, 61)), 1.4, 0)
+        cv2.blur(beams, (25, 17)),
+        cv2.addWeighted(cv2.blur(glow, (17, 17)), 0.75, cv2.blur(glow, (61, 61)), 1.4, 0),
     )
     return cv2.add(frame, light)
 
 
 REACH = 6  # how many places a thing may move ahead of its order by depth
-LONG_M = 1.5  # half a length from which on the middle of a vehicle says too little about where it is
+LONG_M = (
+    1.5  # half a length from which on the middle of a vehicle says too little about where it is
+)
 
 
 def sort_by_depth(view: View, actors: list[SceneObject]) -> list[SceneObject]:
     """Far to near, so that nearer things cover farther ones; a long vehicle is judged by its sides, not its middle."""
-    eye, forward = view.eye, view.axes[2]
+    eye = view.eye
+    forward = view.axes[2]
 
     def depth(thing: SceneObject) -> float:
         return float((thing.x - eye[0]) * forward[0] + (thing.y - eye[1]) * forward[1])
@@ -77,14 +94,17 @@ def _behind(a: SceneObject, b: SceneObject, eye: np.ndarray) -> bool:
 
 def _side_of(thing: SceneObject, vehicle: SceneObject, eye: np.ndarray) -> int:
     """-1 if `thing` is beyond the vehicle as seen from the eye, 1 if before it, 0 if neither is sure."""
-    c, s = np.cos(vehicle.heading), np.sin(vehicle.heading)
+    c = np.cos(vehicle.heading)
+    s = np.sin(vehicle.heading)
     half = vehicle.half_size
 
     def local(x: float, y: float) -> tuple[float, float]:
-        dx, dy = x - vehicle.x, y - vehicle.y
+        dx = x - vehicle.x
+        dy = y - vehicle.y
         return dx * c + dy * s, -dx * s + dy * c
 
-    camera, place = local(float(eye[0]), float(eye[1])), local(thing.x, thing.y)
+    camera = local(float(eye[0]), float(eye[1]))
+    place = local(thing.x, thing.y)
     verdicts = []
     for axis in (1, 0):
         if abs(camera[axis]) > half[axis]:
@@ -103,7 +123,9 @@ SPARE_PX = 64  # noise is larger than the frame by this, so that a random cut of
 @lru_cache(maxsize=4)
 def _noise(height: int, width: int, deviation: float) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
-    field = rng.standard_normal((height + SPARE_PX, width + SPARE_PX, 3)).astype(np.float32) * deviation
+    field = (
+        rng.standard_normal((height + SPARE_PX, width + SPARE_PX, 3)).astype(np.float32) * deviation
+    )
     return np.clip(field, 0, 255).astype(np.uint8), np.clip(-field, 0, 255).astype(np.uint8)
 
 
@@ -133,7 +155,10 @@ class Sensor:
         return cv2.subtract(cv2.add(frame, plus[window]), minus[window])
 
 
-MIN_VISIBLE, MIN_SIDE_PX = 0.40, 8.0  # objects more hidden or smaller than that are not part of the truth
+MIN_VISIBLE, MIN_SIDE_PX = (
+    0.40,
+    8.0,
+)  # objects more hidden or smaller than that are not part of the truth
 MAX_ID = 254  # of the objects in the map of who is seen where
 FARTHEST_M = 75.0  # a person beyond that is a few pixels
 
@@ -154,7 +179,8 @@ class FrameTruth:
     @property
     def counts(self) -> bool:
         """Whether it shows well enough to be part of the published truth."""
-        width, height = self.box[2] - self.box[0], self.box[3] - self.box[1]
+        width = self.box[2] - self.box[0]
+        height = self.box[3] - self.box[1]
         return self.visible >= MIN_VISIBLE and min(width, height) >= MIN_SIDE_PX
 
 
@@ -168,11 +194,14 @@ class Renderer:
         view = scene.view
         self._canvas = np.empty_like(scene.backdrop.lit)
         self._shadow = np.empty(self._canvas.shape[:2], np.uint8)
-        self._ids = np.empty((view.canvas_size[1] // OVERSAMPLING, view.canvas_size[0] // OVERSAMPLING), np.uint8)
+        self._ids = np.empty(
+            (view.canvas_size[1] // OVERSAMPLING, view.canvas_size[0] // OVERSAMPLING), np.uint8
+        )
 
     def frame(self) -> tuple[np.ndarray, list[FrameTruth]]:
         """The present moment: RGB uint8 (H, W, 3) and what is in it."""
-        scene, view = self.scene, self.scene.view
+        scene = self.scene
+        view = self.scene.view
         canvas = self._canvas
         np.copyto(canvas, scene.backdrop.lit)
         bodies = self._place(self.world.actors())
@@ -185,7 +214,9 @@ class Renderer:
             pixels, depth = bodies[thing]
             ident = thing.track % MAX_ID + 1
             if isinstance(thing.look, Solid):
-                seen = pen.solid(thing.look, pixels, depth, (thing.x, thing.y), thing.heading, thing.braking)
+                seen = pen.solid(
+                    thing.look, pixels, depth, (thing.x, thing.y), thing.heading, thing.braking
+                )
                 lamps += [(ident, lamp) for lamp in seen]
             else:
                 pixels = pen.figure(thing.look, thing.figure, pixels, depth)
@@ -199,13 +230,18 @@ class Renderer:
         if scene.light.night:
             shown = [lamp for ident, lamp in lamps if self._shows(ident, lamp)]
             frame = add_lamps(
-                frame, view, shown, [_nose(actor) for actor in bodies if isinstance(actor.look, Solid)], shift
+                frame,
+                view,
+                shown,
+                [_nose(actor) for actor in bodies if isinstance(actor.look, Solid)],
+                shift,
             )
         return self.sensor.develop(frame), self._truths(drawn, shift)
 
     def _place(self, actors: list[SceneObject]) -> dict[SceneObject, tuple[np.ndarray, np.ndarray]]:
         """Canvas pixels and depths of the actors in view; their shadows are put on the shadow mask."""
-        light, view = self.scene.light, self.scene.view
+        light = self.scene.light
+        view = self.scene.view
         self._shadow[:] = 0
         near = [actor for actor, shown in zip(actors, self._in_view(actors)) if shown]
         if not near:
@@ -221,7 +257,8 @@ class Renderer:
         placed: dict[SceneObject, tuple[np.ndarray, np.ndarray]] = {}
         end = 0
         for actor in near:
-            start, end = end, end + len(actor.body)
+            start = end
+            end = end + len(actor.body)
             if fallen_depth[start:end].min() > NEAR_M:
                 cv2.fillConvexPoly(self._shadow, cv2.convexHull(fallen[start:end]), 255, 8, 3)
             if depth[start:end].min() > NEAR_M:
@@ -235,7 +272,9 @@ class Renderer:
             return np.zeros(0, bool)
         at, depth = view.project(np.array([(actor.x, actor.y, 1.0) for actor in actors]))
         reach = (
-            np.array([max(actor.half_size) + 2.0 for actor in actors]) * view.intrinsics[0, 0] / np.maximum(depth, 0.1)
+            np.array([max(actor.half_size) + 2.0 for actor in actors])
+            * view.intrinsics[0, 0]
+            / np.maximum(depth, 0.1)
         )
         size = view.canvas_size
         return (
@@ -247,11 +286,14 @@ class Renderer:
         )
 
     def _shows(self, ident: int, lamp: LampSeen) -> bool:
-        x, y = int(lamp.pixel[0] / OVERSAMPLING), int(lamp.pixel[1] / OVERSAMPLING)
+        x = int(lamp.pixel[0] / OVERSAMPLING)
+        y = int(lamp.pixel[1] / OVERSAMPLING)
         inside = 0 <= y < self._ids.shape[0] and 0 <= x < self._ids.shape[1]
         return not inside or int(self._ids[y, x]) == ident
 
-    def _truths(self, drawn: dict[int, tuple[SceneObject, np.ndarray]], shift: tuple[int, int]) -> list[FrameTruth]:
+    def _truths(
+        self, drawn: dict[int, tuple[SceneObject, np.ndarray]], shift: tuple[int, int]
+    ) -> list[FrameTruth]:
         view = self.scene.view
         x, y = (round(s / OVERSAMPLING) for s in shift)
         window = np.ascontiguousarray(self._ids[y : y + view.height, x : x + view.width])
@@ -264,11 +306,21 @@ class Renderer:
             (x0, y0), (x1, y1) = np.clip(corners, 0, (view.width, view.height)).tolist()
             box = (round(x0, 1), round(y0, 1), round(x1, 1), round(y1, 1))
             truths.append(
-                FrameTruth(actor.track, actor.kind, box, round(visible, 3), (round(actor.x, 2), round(actor.y, 2)))
+                FrameTruth(
+                    actor.track,
+                    actor.kind,
+                    box,
+                    round(visible, 3),
+                    (round(actor.x, 2), round(actor.y, 2)),
+                )
             )
         return truths
 
 
 def _nose(actor: SceneObject) -> tuple[float, float, float]:
     half = actor.half_size[0]
-    return actor.x + half * np.cos(actor.heading), actor.y + half * np.sin(actor.heading), actor.heading
+    return (
+        actor.x + half * np.cos(actor.heading),
+        actor.y + half * np.sin(actor.heading),
+        actor.heading,
+    )

@@ -34,23 +34,28 @@ def select_seed(clip: Clip) -> Clip:
     questions = [q for q in SAMPLE_QUERIES if q.camera == clip.camera and q.zone is not None]
     if clip.seconds < SHORTEST_S:
         return clip
-    best, least = clip, 2.0
+    best = clip
+    least = 2.0
     for candidate in range(clip.seed, clip.seed + CANDIDATES):
         world = SCENES[clip.camera]().start_world(candidate)
         answers = {question.id: Counter() for question in questions}
         for _ in range(round(clip.seconds / LOOK_EVERY_S)):
-            seen = [FrameTruth(a.track, a.kind, (0, 0, 0, 0), 1.0, (a.x, a.y)) for a in world.actors()]
+            seen = [
+                FrameTruth(a.track, a.kind, (0, 0, 0, 0), 1.0, (a.x, a.y)) for a in world.actors()
+            ]
             for question in questions:
                 answers[question.id][question.label(seen)] += 1
             for _ in range(round(LOOK_EVERY_S / STEP_S)):
                 world.step()
         shares = [
-            answers[q.id][q.classes[1]] / max(1, answers[q.id][q.classes[0]] + answers[q.id][q.classes[1]])
+            answers[q.id][q.classes[1]]
+            / max(1, answers[q.id][q.classes[0]] + answers[q.id][q.classes[1]])
             for q in questions
         ]
         off = max((abs(share - 0.5) for share in shares), default=0.0)
         if off < least:
-            best, least = Clip(clip.unit, clip.camera, candidate, clip.seconds, clip.fps), off
+            best = Clip(clip.unit, clip.camera, candidate, clip.seconds, clip.fps)
+            least = off
         if off <= SHARE[1] - 0.5:
             break
     return best
@@ -77,7 +82,9 @@ class SplitSize:
 
 SPLITS = {
     "train": SplitSize(10, 26.0, 1.0, 1),
-    "val": SplitSize(200, 1.0, 1.0, 1),  # moments far apart: in clips, they would prove as little as so many clips
+    "val": SplitSize(
+        200, 1.0, 1.0, 1
+    ),  # moments far apart: in clips, they would prove as little as so many clips
     "test": SplitSize(4, 13.0, CAMERA_FPS, 2),
 }
 UNLABELLED = "unlabelled"
@@ -118,14 +125,26 @@ def write_sample(
     Files of an earlier sample in `out_dir` are replaced; the workload file comes last, so a sample without one is not
     complete. OSError when something cannot be written.
     """
-    out, splits = Path(out_dir), splits or SPLITS
+    out = Path(out_dir)
+    splits = splits or SPLITS
     (out / WORKLOAD).unlink(missing_ok=True)
-    for folder in ("footage", "clips", UNLABELLED, *(f"data/{question.id}" for question in SAMPLE_QUERIES)):
+    for folder in (
+        "footage",
+        "clips",
+        UNLABELLED,
+        *(f"data/{question.id}" for question in SAMPLE_QUERIES),
+    ):
         shutil.rmtree(out / folder, ignore_errors=True)
         (out / folder).mkdir(parents=True)
     jobs = [
         _Job(
-            Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i, size), size.seconds, size.fps),
+            Clip(
+                f"{camera}-{split}-{i + 1}",
+                camera,
+                _seed(seed, camera, split, i, size),
+                size.seconds,
+                size.fps,
+            ),
             split,
             size.label_every,
             out,
@@ -144,21 +163,30 @@ def write_sample(
     _write_annotations(out, done)
     for camera in SCENES:
         played = [job for job in jobs if job.clip.camera == camera and job.split == "test"]
-        join([out / "footage" / f"{job.clip.unit}.mp4" for job in played], out / "clips" / f"{camera}.mp4")
-        write_truth(out / "clips" / f"{camera}.gt.jsonl", [frame for job in played for frame in done[job].truths])
+        join(
+            [out / "footage" / f"{job.clip.unit}.mp4" for job in played],
+            out / "clips" / f"{camera}.mp4",
+        )
+        write_truth(
+            out / "clips" / f"{camera}.gt.jsonl",
+            [frame for job in played for frame in done[job].truths],
+        )
     return _write_workload(out, footage is not None)
 
 
 def _seed(seed: int, camera: str, split: str, index: int, size: SplitSize) -> int:
     """A seed of its own for every clip, and for its candidates."""
-    first, step = (seed * 3 + list(SCENES).index(camera)) * 3, min(100, 10_000 // size.clips)
+    first = (seed * 3 + list(SCENES).index(camera)) * 3
+    step = min(100, 10_000 // size.clips)
     if split == UNLABELLED:
         return first * 10_000 + UNLABELLED_SEEDS + index * 100
     return (first + ("train", "val", "test").index(split)) * 10_000 + index * step
 
 
 def _in_processes(jobs: list[_Job], workers: int) -> Iterator[_Cut]:
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker
+    )
     try:
         yield from pool.map(_run, jobs)
     finally:
@@ -177,7 +205,8 @@ def _run(job: _Job) -> _Cut:
         return _write_pictures(job)
     if job.clip.frames == 1:
         frame, objects = next(render(job.clip))
-        truths, frames = [objects], [(0, frame)]
+        truths = [objects]
+        frames = [(0, frame)]
     else:
         truths = record(select_seed(job.clip), job.out / "footage")
         frames = read_frames(job.out / "footage" / f"{job.clip.unit}.mp4", job.label_every)
@@ -189,7 +218,9 @@ def _run(job: _Job) -> _Cut:
             x0, y0, x1, y1 = question.roi
             folder = job.out / "data" / question.id / job.split
             if question.zone is None:
-                annotated.append((question.id, name, x1 - x0, y1 - y0, question.boxes(truths[index])))
+                annotated.append(
+                    (question.id, name, x1 - x0, y1 - y0, question.boxes(truths[index]))
+                )
                 folder = folder / "images"
             else:
                 label = question.label(truths[index])
@@ -217,12 +248,17 @@ def _write_annotations(out: Path, done: dict[_Job, _Cut]) -> None:
     """COCO files of the detection queries, one for each split."""
     for question in (q for q in SAMPLE_QUERIES if q.zone is None):
         for split in {job.split for job in done} - {UNLABELLED}:
-            images, annotations = [], []
+            images = []
+            annotations = []
             for job, cut in done.items():
-                for query, name, width, height, boxes in cut.annotated if job.split == split else ():
+                for query, name, width, height, boxes in (
+                    cut.annotated if job.split == split else ()
+                ):
                     if query != question.id:
                         continue
-                    images.append({"id": len(images) + 1, "file_name": name, "width": width, "height": height})
+                    images.append(
+                        {"id": len(images) + 1, "file_name": name, "width": width, "height": height}
+                    )
                     for x0, y0, x1, y1 in boxes:
                         bbox = [round(v, 1) for v in (x0, y0, x1 - x0, y1 - y0)]
                         annotations.append(
@@ -240,7 +276,9 @@ def _write_annotations(out: Path, done: dict[_Job, _Cut]) -> None:
                 "annotations": annotations,
                 "categories": [{"id": 1, "name": question.classes[0]}],
             }
-            (out / "data" / question.id / split / "annotations.json").write_text(json.dumps(document), encoding="utf-8")
+            (out / "data" / question.id / split / "annotations.json").write_text(
+                json.dumps(document), encoding="utf-8"
+            )
 
 
 def _write_workload(out: Path, has_footage: bool) -> Path:
@@ -276,5 +314,8 @@ def _write_workload(out: Path, has_footage: bool) -> Path:
         "queries": queries,
     }
     path = out / WORKLOAD
-    path.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110),
+        encoding="utf-8",
+    )
     return path

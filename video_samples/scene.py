@@ -14,7 +14,9 @@ from gemel.video_samples.objects import SceneObject
 from gemel.video_samples.traffic import STEP_S, Crowd, Flow, Traffic, WalkingRoute
 
 AMBER_S = 1.6
-WARM_UP_S = 26.0  # the world runs this long before the first frame, so that the picture is already busy
+WARM_UP_S = (
+    26.0  # the world runs this long before the first frame, so that the picture is already busy
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Signals:
     """A fixed cycle of phases."""
 
     def __init__(self, phases: Sequence[Phase], offset_s: float) -> None:
-        self.phases, self.offset_s = phases, offset_s
+        self.phases = phases
+        self.offset_s = offset_s
         self.cycle_s = sum(phase.seconds + phase.clear_s for phase in phases)
 
     def state(self, name: str, now: float) -> str:
@@ -81,7 +84,8 @@ class World:
             return True
 
         green = signals.green if signals is not None else always
-        self.signals, self.now = signals, 0.0
+        self.signals = signals
+        self.now = 0.0
         self.traffic = Traffic(list(flows), green, rng, lambda: next(tracks), dwell_s=dwell_s)
         self.crowd = Crowd(list(routes), green, rng, lambda: next(tracks))
         for _ in range(round(warm_up_s / STEP_S)):

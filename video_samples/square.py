@@ -41,10 +41,15 @@ def square() -> Scene:
 def _world(seed: int) -> World:
     """Walkers of one clip."""
     rng = np.random.default_rng([seed, 78])
-    gx, gy = (GATE[0] + GATE[1]) / 2, GATE[2]
-    out, far = (gx + 0.3, gy + 5.0), (gx + 0.2, gy + 22.0)
+    gx = (GATE[0] + GATE[1]) / 2
+    gy = GATE[2]
+    out = (gx + 0.3, gy + 5.0)
+    far = (gx + 0.2, gy + 22.0)
     gate_every = float(rng.uniform(45.0, 65.0))
-    around = [(FOUNTAIN[0] + 3.4 * np.cos(a), FOUNTAIN[1] + 3.4 * np.sin(a)) for a in np.radians((200, 250, 300, 340))]
+    around = [
+        (FOUNTAIN[0] + 3.4 * np.cos(a), FOUNTAIN[1] + 3.4 * np.sin(a))
+        for a in np.radians((200, 250, 300, 340))
+    ]
     routes = [
         WalkingRoute(((-30, -3.4), (30, -3.0)), 8.0),
         WalkingRoute(((-30, 0.5), (-2, 1.6), (32, 1.0)), 10.0),
@@ -53,13 +58,22 @@ def _world(seed: int) -> World:
         WalkingRoute(((-30, 23.6), (-10, 24.4), (0.0, 22.5), (-1.0, 17), (3, 4), (26, -1)), 11.0),
         WalkingRoute(((-12, -9), *around, (8, -9)), 15.0, linger={2: (4, 12), 3: (2, 8)}),
         WalkingRoute(
-            ((16, -6), (10.4, 4), (gx, gy - 3), (gx, gy + 0.4), out, far), gate_every, linger={2: (0, 5)}, spread=0.5
+            ((16, -6), (10.4, 4), (gx, gy - 3), (gx, gy + 0.4), out, far),
+            gate_every,
+            linger={2: (0, 5)},
+            spread=0.5,
         ),
         WalkingRoute(
-            (far, out, (gx, gy + 0.4), (gx, gy - 2.5), (2, 0), (-12, -9)), gate_every, linger={3: (0, 4)}, spread=0.5
+            (far, out, (gx, gy + 0.4), (gx, gy - 2.5), (2, 0), (-12, -9)),
+            gate_every,
+            linger={3: (0, 4)},
+            spread=0.5,
         ),
         WalkingRoute(
-            ((24, -1), (gx - 0.6, gy - 2.2), (gx + 0.8, gy - 2.4), (2, -9)), 60.0, linger={1: (4, 11)}, spread=1.1
+            ((24, -1), (gx - 0.6, gy - 2.2), (gx + 0.8, gy - 2.4), (2, -9)),
+            60.0,
+            linger={1: (4, 11)},
+            spread=1.1,
         ),
         WalkingRoute(((18, 8), (30, 9.5)), 30.0),
         WalkingRoute(((-30, -1.4), (30, -0.8)), 17.0, kind="bicycle", spread=0.8),

@@ -43,11 +43,18 @@ class Path:
         position = min(max(s, 0.0), self.length - 1e-3) / POINT_M
         i = int(position)
         t = position - i
-        a, b = self.points[i], self.points[i + 1]
-        return float(a[0] + (b[0] - a[0]) * t), float(a[1] + (b[1] - a[1]) * t), float(self.headings[i])
+        a = self.points[i]
+        b = self.points[i + 1]
+        return (
+            float(a[0] + (b[0] - a[0]) * t),
+            float(a[1] + (b[1] - a[1]) * t),
+            float(self.headings[i]),
+        )
 
 
-def make_path(name: str, lanes: tuple[str, str], phase: str, corners, stop, fork=None, halt=None) -> Path:
+def make_path(
+    name: str, lanes: tuple[str, str], phase: str, corners, stop, fork=None, halt=None
+) -> Path:
     """A path through `corners` (rounded by sampling them finely) from one of two lanes to the other.
 
     Stop, fork and halt are places on it (x, y).
@@ -57,7 +64,9 @@ def make_path(name: str, lanes: tuple[str, str], phase: str, corners, stop, fork
     s = np.arange(0, lengths[-1], POINT_M)
     points = np.stack([np.interp(s, lengths, corners[:, i]) for i in range(2)], axis=1)
     kernel = np.ones(9) / 9
-    padded = np.concatenate([np.repeat(points[:1], 4, axis=0), points, np.repeat(points[-1:], 4, axis=0)])
+    padded = np.concatenate(
+        [np.repeat(points[:1], 4, axis=0), points, np.repeat(points[-1:], 4, axis=0)]
+    )
     points = np.stack([np.convolve(padded[:, i], kernel, mode="valid") for i in range(2)], axis=1)
     step = np.gradient(points, axis=0)
 
@@ -80,7 +89,10 @@ def make_path(name: str, lanes: tuple[str, str], phase: str, corners, stop, fork
 def arc(centre, radius: float, start_deg: float, end_deg: float) -> list[tuple[float, float]]:
     """Points of a circle's arc."""
     angles = np.radians(np.linspace(start_deg, end_deg, 12))
-    return [(centre[0] + radius * float(np.cos(a)), centre[1] + radius * float(np.sin(a))) for a in angles]
+    return [
+        (centre[0] + radius * float(np.cos(a)), centre[1] + radius * float(np.sin(a)))
+        for a in angles
+    ]
 
 
 @dataclass
@@ -101,7 +113,14 @@ class MovingObject:
     def actor(self) -> SceneObject:
         x, y, heading = self.path.at(self.s)
         return SceneObject(
-            self.track, self.kind, x, y, heading, self.s, self.look, self.acceleration < -0.6 or self.speed < 0.2
+            self.track,
+            self.kind,
+            x,
+            y,
+            heading,
+            self.s,
+            self.look,
+            self.acceleration < -0.6 or self.speed < 0.2,
         )
 
 
@@ -128,7 +147,9 @@ class Traffic:
     dwell_s: tuple[float, float] = (7.0, 12.0)
 
     def __post_init__(self) -> None:
-        self.next_arrival = [flow.first_s + self.rng.exponential(flow.every_s) * 0.5 for flow in self.flows]
+        self.next_arrival = [
+            flow.first_s + self.rng.exponential(flow.every_s) * 0.5 for flow in self.flows
+        ]
 
     def step(self, now: float) -> None:
         """Moves everything on by STEP_S."""
@@ -144,13 +165,20 @@ class Traffic:
             if mover.s > mover.path.stop_m:
                 leaving.setdefault(mover.path.leave, []).append(mover)
         for mover in self.movers:
-            gap, speed = _ahead(mover, entering.get(mover.path.entry, []), leaving.get(mover.path.leave, []))
+            gap, speed = _ahead(
+                mover, entering.get(mover.path.entry, []), leaving.get(mover.path.leave, [])
+            )
             mover.acceleration = self._acceleration(mover, now, gap, speed)
         for mover in self.movers:
             mover.speed = max(0.0, mover.speed + mover.acceleration * STEP_S)
             mover.s += mover.speed * STEP_S
             halt = mover.path.halt_m
-            if halt is not None and mover.dwell_s > 0 and mover.s > halt - 1.2 and mover.speed < 0.4:
+            if (
+                halt is not None
+                and mover.dwell_s > 0
+                and mover.s > halt - 1.2
+                and mover.speed < 0.4
+            ):
                 mover.dwell_s -= STEP_S
         self.movers = [m for m in self.movers if m.s < m.path.length - 1]
 
@@ -162,50 +190,74 @@ class Traffic:
 
     def _arrive(self, flow: Flow) -> None:
         kinds = list(flow.kinds)
-        kind = kinds[int(self.rng.choice(len(kinds), p=np.array(list(flow.kinds.values())) / sum(flow.kinds.values())))]
+        kind = kinds[
+            int(
+                self.rng.choice(
+                    len(kinds), p=np.array(list(flow.kinds.values())) / sum(flow.kinds.values())
+                )
+            )
+        ]
         track = self.new_track()
         if kind == "bicycle":
-            look, cruise, half = random_outfit(self.rng), float(self.rng.uniform(3.8, 5.5)), 0.9
+            look = random_outfit(self.rng)
+            cruise = float(self.rng.uniform(3.8, 5.5))
+            half = 0.9
         else:
             look = random_vehicle(kind, self.rng)
-            cruise, half = float(self.rng.uniform(8.5, 11.5)) * (1.0 if kind == "car" else 0.82), look.length / 2
+            cruise = float(self.rng.uniform(8.5, 11.5)) * (1.0 if kind == "car" else 0.82)
+            half = look.length / 2
         dwell = float(self.rng.uniform(*self.dwell_s)) if flow.path.halt_m is not None else 0.0
-        self.movers.append(MovingObject(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell))
+        self.movers.append(
+            MovingObject(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell)
+        )
 
-    def _acceleration(self, mover: MovingObject, now: float, gap: float, speed_ahead: float) -> float:
+    def _acceleration(
+        self, mover: MovingObject, now: float, gap: float, speed_ahead: float
+    ) -> float:
         """The intelligent driver model (Treiber et al. 2000); a red signal or a bus stop counts as a standing car."""
         line = mover.path.stop_m - mover.s - mover.half
         can_stop = line > -0.5 and line > mover.speed**2 / (2 * HARD_BRAKING)
         if can_stop and line - 0.4 < gap and not self.green(mover.path.phase, now):
-            gap, speed_ahead = line - 0.4 + MIN_GAP_M, 0.0
+            gap = line - 0.4 + MIN_GAP_M
+            speed_ahead = 0.0
         if mover.path.halt_m is not None and mover.dwell_s > 0:
             halt = mover.path.halt_m - mover.s
             if halt + MIN_GAP_M < gap:
-                gap, speed_ahead = halt + MIN_GAP_M, 0.0
-        turning = mover.path.entry != mover.path.leave and mover.path.stop_m - 12 < mover.s < mover.path.fork_m + 14
+                gap = halt + MIN_GAP_M
+                speed_ahead = 0.0
+        turning = (
+            mover.path.entry != mover.path.leave
+            and mover.path.stop_m - 12 < mover.s < mover.path.fork_m + 14
+        )
         cruise = mover.cruise * (0.5 if turning else 1.0)
         gap = max(gap, 0.1)
         closing = mover.speed - speed_ahead
         desired_gap = MIN_GAP_M + max(
-            0.0, mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5)
+            0.0,
+            mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5),
         )
         acceleration = ACCELERATION * (1 - (mover.speed / cruise) ** 4 - (desired_gap / gap) ** 2)
         return max(-7.0, min(ACCELERATION, acceleration))
 
 
-def _ahead(mover: MovingObject, entering: list[MovingObject], leaving: list[MovingObject]) -> tuple[float, float]:
+def _ahead(
+    mover: MovingObject, entering: list[MovingObject], leaving: list[MovingObject]
+) -> tuple[float, float]:
     """Gap in metres to the next mover on the same lane, and its speed."""
-    gap, speed = 1e3, mover.cruise
+    gap = 1e3
+    speed = mover.cruise
     for other in entering:
         between = other.s - mover.s - mover.half - other.half
         if other.s > mover.s and between < gap:
-            gap, speed = between, other.speed
+            gap = between
+            speed = other.speed
     if mover.s > mover.path.stop_m - 1:
         remaining_m = mover.path.length - mover.s
         for other in leaving:
             distance = remaining_m - (other.path.length - other.s)
             if distance > 0 and distance - mover.half - other.half < gap:
-                gap, speed = distance - mover.half - other.half, other.speed
+                gap = distance - mover.half - other.half
+                speed = other.speed
     return gap, speed
 
 
@@ -247,7 +299,14 @@ class Walker:
 
     def actor(self) -> SceneObject:
         return SceneObject(
-            self.track, self.kind, self.x, self.y, self.heading, self.gone_m, self.look, standing=self.standing
+            self.track,
+            self.kind,
+            self.x,
+            self.y,
+            self.heading,
+            self.gone_m,
+            self.look,
+            standing=self.standing,
         )
 
 
@@ -263,13 +322,17 @@ class Crowd:
     next_arrival: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.next_arrival = [float(self.rng.exponential(route.every_s)) * 0.6 for route in self.routes]
+        self.next_arrival = [
+            float(self.rng.exponential(route.every_s)) * 0.6 for route in self.routes
+        ]
 
     def step(self, now: float) -> None:
         """Moves everybody on by STEP_S."""
         for i, route in enumerate(self.routes):
             if now >= self.next_arrival[i]:
-                self.next_arrival[i] = now + route.every_s * (0.3 + float(self.rng.exponential(0.7)))
+                self.next_arrival[i] = now + route.every_s * (
+                    0.3 + float(self.rng.exponential(0.7))
+                )
                 self._arrive(route)
         for walker in self.walkers:
             self._advance(walker, now)
@@ -281,15 +344,31 @@ class Crowd:
     def _arrive(self, route: WalkingRoute) -> None:
         offset = self.rng.uniform(-route.spread, route.spread, 2)
         points = [
-            (x + float(offset[0] + self.rng.normal(0, 0.15)), y + float(offset[1] + self.rng.normal(0, 0.15)))
+            (
+                x + float(offset[0] + self.rng.normal(0, 0.15)),
+                y + float(offset[1] + self.rng.normal(0, 0.15)),
+            )
             for x, y in route.points
         ]
         if self.rng.random() < 0.5 and not route.wait_at and not route.linger:
             points.reverse()
         heading = float(np.arctan2(points[1][1] - points[0][1], points[1][0] - points[0][0]))
-        speed = float(self.rng.uniform(1.15, 1.65)) if route.kind == "person" else float(self.rng.uniform(2.8, 4.2))
+        speed = (
+            float(self.rng.uniform(1.15, 1.65))
+            if route.kind == "person"
+            else float(self.rng.uniform(2.8, 4.2))
+        )
         self.walkers.append(
-            Walker(self.new_track(), route.kind, random_outfit(self.rng), points, route, speed, *points[0], heading)
+            Walker(
+                self.new_track(),
+                route.kind,
+                random_outfit(self.rng),
+                points,
+                route,
+                speed,
+                *points[0],
+                heading,
+            )
         )
 
     def _advance(self, walker: Walker, now: float) -> None:
@@ -304,7 +383,8 @@ class Crowd:
                 walker.standing = True
                 return
         goal = walker.points[walker.target]
-        dx, dy = goal[0] - walker.x, goal[1] - walker.y
+        dx = goal[0] - walker.x
+        dy = goal[1] - walker.y
         distance = math.hypot(dx, dy)
         turn = (math.atan2(dy, dx) - walker.heading + math.pi) % (2 * math.pi) - math.pi
         walker.heading += max(-0.35, min(0.35, turn))

@@ -28,19 +28,27 @@ class BundleArrays:
 
     def array_of(self, name: str) -> np.ndarray:
         """A tensor as stored; BundleError where its bytes do not match its name, or NumPy has no such numbers."""
-        entry, header = self.header[name], self._bundle.header
-        data = memoryview(self._bundle.mapping)[header.data_start + entry.begin : header.data_start + entry.end]
+        entry = self.header[name]
+        header = self._bundle.header
+        data = memoryview(self._bundle.mapping)[
+            header.data_start + entry.begin : header.data_start + entry.end
+        ]
         if name not in self._verified:
             if tensor_name(entry.dtype, entry.shape, data) != name:
-                raise BundleError(self._bundle.path, f"tensor {name[:12]} is damaged", "copy the bundle again")
+                raise BundleError(
+                    self._bundle.path, f"tensor {name[:12]} is damaged", "copy the bundle again"
+                )
             self._verified.add(name)
         if entry.dtype == "BF16":
-            raise BundleError(self._bundle.path, "it has weights in bfloat16", "merge float32 weights")
+            raise BundleError(
+                self._bundle.path, "it has weights in bfloat16", "merge float32 weights"
+            )
         return np.frombuffer(data, _numpy_name(entry.dtype)).reshape(entry.shape)
 
     def wide_array(self, query: BundleQuery, key: str) -> np.ndarray:
         """The tensor at a state_dict key of a query, a packed one as float32."""
-        name, stored = query.tensors[key], query.stored.get(key)
+        name = query.tensors[key]
+        stored = query.stored.get(key)
         array = self.array_of(name)
         if stored is None:
             return array

@@ -34,7 +34,11 @@ def manifest_problems(manifest: Manifest, header: Header) -> list[str]:
         for path, name in query.places().items()
         if name not in entries
     ]
-    missing += [f"the graph {name} is missing" for name in graph_names(manifest.queries) if name not in entries]
+    missing += [
+        f"the graph {name} is missing"
+        for name in graph_names(manifest.queries)
+        if name not in entries
+    ]
     return missing or list(_contradictions(manifest, entries))
 
 
@@ -46,7 +50,12 @@ def _contradictions(manifest: Manifest, entries: Mapping[str, Entry]) -> Iterato
     used = {name for query in manifest.queries for name in query.places().values()}
     for name in graph_names(manifest.queries):
         entry = entries[name]
-        if entry.dtype != "U8" or len(entry.shape) != 1 or entry.nbytes > MAX_GRAPH_BYTES or name in used:
+        if (
+            entry.dtype != "U8"
+            or len(entry.shape) != 1
+            or entry.nbytes > MAX_GRAPH_BYTES
+            or name in used
+        ):
             yield f"tensor {name} is no graph"
         used.add(name)
     for name in entries.keys() - used:
@@ -86,7 +95,9 @@ def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterat
                 yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {shape}"
 
 
-def scale_problems(manifest: Manifest, header: Header, content: memoryview | mmap.mmap) -> Iterator[str]:
+def scale_problems(
+    manifest: Manifest, header: Header, content: memoryview | mmap.mmap
+) -> Iterator[str]:
     """Scales that unpack some code to no finite number or to 0; `content` is the file, in which all tensors exist."""
     seen: set[str] = set()
     for query in manifest.queries:
@@ -101,7 +112,9 @@ def scale_problems(manifest: Manifest, header: Header, content: memoryview | mma
                 yield f"query {query.id}: the scale of {key} is not above zero and finite in every channel"
 
 
-def architecture_problems(query: BundleQuery, spec: ModelSpec, entries: Mapping[str, Entry]) -> Iterator[str]:
+def architecture_problems(
+    query: BundleQuery, spec: ModelSpec, entries: Mapping[str, Entry]
+) -> Iterator[str]:
     """Paths, shapes and dtypes that do not fit the architecture."""
     where = f"query {query.id}"
     for path in spec.tensors.keys() - query.tensors.keys():
@@ -109,7 +122,8 @@ def architecture_problems(query: BundleQuery, spec: ModelSpec, entries: Mapping[
     for path in query.tensors.keys() - spec.tensors.keys():
         yield f"{where}: {query.model} has no {path}"
     for path in query.tensors.keys() & spec.tensors.keys():
-        entry, (dtype, shape) = entries[query.tensors[path]], spec.tensors[path]
+        entry = entries[query.tensors[path]]
+        dtype, shape = spec.tensors[path]
         if (shape_stored := wide_shape(query, path, entry)) != shape:
             yield f"{where}: {path} has shape {shape_stored}, {query.model} needs {shape}"
         elif wide_code(query, path, entry) != dtype:

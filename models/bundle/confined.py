@@ -29,7 +29,9 @@ def verify_confined(
     try:
         return _LINES.validate_python(answer.value)
     except ValidationError as error:
-        raise InputError(path, "its reader gave no answer that can be read", "do not use this file") from error
+        raise InputError(
+            path, "its reader gave no answer that can be read", "do not use this file"
+        ) from error
 
 
 def list_problems(path: str) -> ConfinedResult:

@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from gemel.models.bundle.format import MAX_HEADER_BYTES, Header, encode_header, parse_head, parse_header, place
+from gemel.models.bundle.format import (
+    MAX_HEADER_BYTES,
+    Header,
+    encode_header,
+    parse_head,
+    parse_header,
+    place,
+)
 from gemel.models.bundle.manifest import TensorName
 from gemel.models.bundle.reader import Bundle, map_file, open_bundle
 from gemel.models.errors import BundleError, InputError
@@ -57,8 +64,10 @@ def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Di
     if out is not None:
         check_apart([("--out", out)], [("the old bundle", old), ("the new bundle", new)])
         check_output(out)
-    before, after = open_bundle(old), open_bundle(new)
-    present, tensors = _tensors_of(before), _tensors_of(after)
+    before = open_bundle(old)
+    after = open_bundle(new)
+    present = _tensors_of(before)
+    tensors = _tensors_of(after)
     head = bytes(after.mapping[: after.header.data_start])
     digest = hashlib.sha256()
     _write_bundle(digest.update, head, after.header, tensors | present)
@@ -68,7 +77,10 @@ def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Di
     missing = [entry for entry in after.header.tensors if entry.name not in present]
     tensors[HEAD] = memoryview(zlib.compress(head, 9))
     entries = place(
-        [*((entry.name, entry.dtype, entry.shape) for entry in missing), (HEAD, "U8", (len(tensors[HEAD]),))]
+        [
+            *((entry.name, entry.dtype, entry.shape) for entry in missing),
+            (HEAD, "U8", (len(tensors[HEAD]),)),
+        ]
     )
     info = _UpdateInfo(format=UPDATE_FORMAT, old=before.digest, new=after.digest)
     own_head = encode_header(entries, {UPDATE_KEY: info.model_dump_json()})
@@ -90,7 +102,8 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
     """
     check_apart([("--out", out)], [("the old bundle", old), ("the update", update)])
     check_output(out)
-    before, path = open_bundle(old), Path(update)
+    before = open_bundle(old)
+    path = Path(update)
     mapping = map_file(path)
     try:
         container = parse_header(mapping)
@@ -102,7 +115,9 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
         for entry in header.tensors:  # nothing is written before all tensors are found
             if entry.name not in tensors or entry.nbytes != len(tensors[entry.name]):
                 problem = f"was not made for {old}, which lacks tensor {entry.name[:12]}"
-                raise InputError(path, problem, f"apply it to the bundle with SHA-256 {info.old[:12]}...")
+                raise InputError(
+                    path, problem, f"apply it to the bundle with SHA-256 {info.old[:12]}..."
+                )
         digest = hashlib.sha256()
         with open_atomic(out) as file:
 
@@ -112,7 +127,9 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
 
             _write_bundle(write, head, header, tensors)
             if digest.hexdigest() != info.new:
-                raise ParseError(f"it and {old} do not make the bundle it names: one of the two is damaged")
+                raise ParseError(
+                    f"it and {old} do not make the bundle it names: one of the two is damaged"
+                )
     except ParseError as error:
         raise InputError(path, str(error), "copy or make the update again") from None
     return {"bytes": header.data_start + header.data_bytes, "digest": info.new}
@@ -125,7 +142,9 @@ def _update_info(container: Header) -> _UpdateInfo:
         return _UpdateInfo.model_validate_json(container.metadata[UPDATE_KEY], strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ParseError(f"{UPDATE_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ParseError(
+            f"{UPDATE_KEY}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None
 
 
 def _unpack_head(packed: memoryview) -> bytes:

@@ -27,7 +27,9 @@ def parse_document(query: BundleQuery, document: bytes) -> onnx.ModelProto:
     from gemel.models.graph.gate import GraphKind, admit_graph
 
     try:
-        gated = admit_graph(document, f"query {query.id}: its document", GraphKind.DOCUMENT, keep_ends=True)
+        gated = admit_graph(
+            document, f"query {query.id}: its document", GraphKind.DOCUMENT, keep_ends=True
+        )
     except InputError as error:
         raise ValueError(error.problem) from error
     for key, text in gated.metadata.items():
@@ -37,7 +39,9 @@ def parse_document(query: BundleQuery, document: bytes) -> onnx.ModelProto:
 
 def refers_to_weights(tensor: onnx.TensorProto) -> bool:
     """Whether an initialiser of a document has its values in the bundle."""
-    return any(entry.key == "location" and entry.value == WEIGHTS_FILE for entry in tensor.external_data)
+    return any(
+        entry.key == "location" and entry.value == WEIGHTS_FILE for entry in tensor.external_data
+    )
 
 
 def key_of_weight(query: BundleQuery, name: str) -> str:
@@ -69,7 +73,9 @@ def weights_of_document(query: BundleQuery, document: bytes) -> tuple[DocumentWe
     return _WEIGHTS[digest]
 
 
-def document_problems(query: BundleQuery, document: bytes, entries: Mapping[str, Entry]) -> Iterator[str]:
+def document_problems(
+    query: BundleQuery, document: bytes, entries: Mapping[str, Entry]
+) -> Iterator[str]:
     """What in the document of a query does not fit its tensors.
 
     Of a network that came as a graph a matrix may lie transposed in the bundle, as a state dict has it.
@@ -89,7 +95,8 @@ def document_problems(query: BundleQuery, document: bytes, entries: Mapping[str,
             yield f"{where} needs {key[:200]}, which the bundle does not have"
             continue
         entry = entries[query.tensors[key]]
-        shape, code = wide_shape(query, key, entry), wide_code(query, key, entry)
+        shape = wide_shape(query, key, entry)
+        code = wide_code(query, key, entry)
         shapes = {shape} if query.graph is None else {shape, shape[::-1]}
         if weight.shape not in shapes or weight.data_type != _TYPES_BY_CODE.get(code):
             dtype = onnx.TensorProto.DataType.Name(weight.data_type)

@@ -150,7 +150,11 @@ def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> byte
     header: dict[str, Any] = {"__metadata__": {DIGEST_KEY: _NO_DIGEST, **metadata}}
     for entry in entries:
         offsets = [entry.begin, entry.end]
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": offsets,
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
@@ -162,7 +166,9 @@ def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> byte
 
 class _TensorKeys(TypedDict):
     dtype: Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
-    shape: Annotated[list[Annotated[int, Field(ge=0, le=MAX_BYTES)]], Field(max_length=MAX_DIMENSIONS)]
+    shape: Annotated[
+        list[Annotated[int, Field(ge=0, le=MAX_BYTES)]], Field(max_length=MAX_DIMENSIONS)
+    ]
 
 
 _METADATA, _TENSORS = TypeAdapter(dict[str, str]), TypeAdapter(dict[str, _TensorKeys])
@@ -198,9 +204,14 @@ def parse_head(head: bytes) -> Header:
         metadata = _METADATA.validate_python(tensors.pop("__metadata__"), strict=True)
         del metadata[DIGEST_KEY]
         descriptions = _TENSORS.validate_python(tensors, strict=True)
-        contents = {name: description for name, description in descriptions.items() if not name.startswith(PAD)}
+        contents = {
+            name: description
+            for name, description in descriptions.items()
+            if not name.startswith(PAD)
+        }
         entries = place(
-            (name, description["dtype"], tuple(description["shape"])) for name, description in contents.items()
+            (name, description["dtype"], tuple(description["shape"]))
+            for name, description in contents.items()
         )
         is_sound = encode_header(entries, metadata) == head
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
@@ -247,7 +258,8 @@ class BundleFile:
 
     def read(self, begin: int, into: memoryview) -> None:
         """Fill `into` from byte `begin`; OSError where bytes are gone or the file is not as proven."""
-        done, total = 0, len(into)
+        done = 0
+        total = len(into)
         while done < total:
             read = os.preadv(self.descriptor, [into[done:]], begin + done)
             if not read:

@@ -17,7 +17,14 @@ from gemel.models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry
 from gemel.models.errors import InputError
 from gemel.models.files.documents import ParseError, parse_json
 from gemel.models.files.io import MAX_QUERIES, Agreement, Fps, Priority, SlaMs, finite
-from gemel.models.preprocess import FURTHEST_PIXEL, InputSize, Preprocess, Region, height_width, side_or_sides
+from gemel.models.preprocess import (
+    FURTHEST_PIXEL,
+    InputSize,
+    Preprocess,
+    Region,
+    height_width,
+    side_or_sides,
+)
 from gemel.models.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
@@ -34,18 +41,24 @@ Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ParameterPath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")]
 ModelName = Annotated[
-    str, Field(max_length=300, pattern=r"^(timm/|hf/)?[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")
+    str,
+    Field(
+        max_length=300, pattern=r"^(timm/|hf/)?[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$"
+    ),
 ]
 DecoderName = Annotated[str, Field(max_length=40, pattern=r"^[a-z0-9-]+$")]
 Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 FrameSize = tuple[Annotated[int, Field(ge=1, le=100_000)], Annotated[int, Field(ge=1, le=100_000)]]
-PackedShape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(min_length=2, max_length=8)]
+PackedShape = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(min_length=2, max_length=8)
+]
 Precision = Literal["fp32", "tf32", "bf16"]
 ActivationPlace = Annotated[str, Field(max_length=40, pattern=r"^(input|[0-9]+\.[0-9]+)$")]
 ActivationRange = tuple[
-    Annotated[float, Field(le=0, allow_inf_nan=False)], Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    Annotated[float, Field(le=0, allow_inf_nan=False)],
+    Annotated[float, Field(ge=0, allow_inf_nan=False)],
 ]
 """The least and largest value of an activation; 0 is within."""
 
@@ -202,20 +215,38 @@ class BundleQuery:
 
         preprocess = preprocess_of(query)
         record = cls(
-            id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),  # type: ignore[arg-type]
+            id=query.id,
+            camera=query.camera,
+            task=query.task,
+            classes=tuple(query.classes),  # type: ignore[arg-type]
             model=GRAPH if is_model_file(query.model) else query.model,
-            model_args=dict(query.model_args), input_size=side_or_sides(preprocess.size),
-            preprocess=preprocess, fps=query.fps, sla_ms=query.sla_ms,
-            accuracy_target=query.accuracy_target, evidence=None if evidence is None else finite(evidence),
-            roi=query.roi, frame_size=query.frame_size, min_score=query.min_score, priority=query.priority,
-            threshold=threshold, agreement=query.agreement, multi_label=query.multi_label,
+            model_args=dict(query.model_args),
+            input_size=side_or_sides(preprocess.size),
+            preprocess=preprocess,
+            fps=query.fps,
+            sla_ms=query.sla_ms,
+            accuracy_target=query.accuracy_target,
+            evidence=None if evidence is None else finite(evidence),
+            roi=query.roi,
+            frame_size=query.frame_size,
+            min_score=query.min_score,
+            priority=query.priority,
+            threshold=threshold,
+            agreement=query.agreement,
+            multi_label=query.multi_label,
             trained=TrainingRecord(precision) if precision is not None else None,
-        )  # fmt: skip
+        )
         try:
-            _QUERY.validate_json(json.dumps(dataclasses.asdict(record), allow_nan=False), strict=True)
+            _QUERY.validate_json(
+                json.dumps(dataclasses.asdict(record), allow_nan=False), strict=True
+            )
             _check_query(record, "")
         except (ValueError, TypeError, ParseError) as error:
-            problem = _first_problem(error) if isinstance(error, ValidationError) else str(error).removeprefix(".")
+            problem = (
+                _first_problem(error)
+                if isinstance(error, ValidationError)
+                else str(error).removeprefix(".")
+            )
             raise InputError(f"query {query.id}", problem, "correct the workload") from error
         return record
 
@@ -290,7 +321,9 @@ def parse_manifest(text: str) -> Manifest:
         raise ParseError(f"the manifest is not JSON: {error}") from None
     version = document.get("format") if isinstance(document, dict) else FORMAT
     if type(version) is not int or version != FORMAT:
-        raise ParseError(f"unknown format {str(version)[:20]!r}; this version reads format {FORMAT}")
+        raise ParseError(
+            f"unknown format {str(version)[:20]!r}; this version reads format {FORMAT}"
+        )
     try:
         manifest = _MANIFEST.validate_json(text, strict=True)
     except ValidationError as error:
@@ -299,7 +332,9 @@ def parse_manifest(text: str) -> Manifest:
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")
         if (query.graph is None) == (query.model == GRAPH):
-            raise ParseError(f"queries[{index}].graph: model '{GRAPH}' has one, and no other model has")
+            raise ParseError(
+                f"queries[{index}].graph: model '{GRAPH}' has one, and no other model has"
+            )
         if query.graph is not None and query.document is not None:
             raise ParseError(f"queries[{index}].document: model '{GRAPH}' has its own, the graph")
         if not query.tensors:
@@ -344,7 +379,9 @@ def has_documents(queries: Iterable[BundleQuery]) -> bool:
     return any(query.document is not None for query in queries)
 
 
-def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:
+def count_bytes(
+    queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int
+) -> ByteCounts:
     """before = the sum over queries of `original_bytes`; after = all unique tensors, scales included."""
     before = 0
     unique: set[str] = set()

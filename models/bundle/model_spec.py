@@ -36,7 +36,15 @@ def load_model_spec(query: Query | BundleQuery, build: Callable[[], nn.Module]) 
     # A graph that no bundle holds yet has no name to be known by.
     if not is_zoo_model(query.model) and getattr(query, "graph", None) is None:
         return model_spec(build())
-    key = repr((network, sorted(query.model_args.items()), len(query.classes), query.task, query.input_size))
+    key = repr(
+        (
+            network,
+            sorted(query.model_args.items()),
+            len(query.classes),
+            query.task,
+            query.input_size,
+        )
+    )
     if key not in _ZOO_SPECS:
         _ZOO_SPECS[key] = model_spec(build())
     return _ZOO_SPECS[key]
@@ -53,8 +61,14 @@ def model_spec(model: nn.Module) -> ModelSpec:
     """What a module needs; it may be on the meta device."""
     state = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
-    same = {key: earlier for key, tensor in state.items() if (earlier := first.setdefault(id(tensor), key)) != key}
-    return ModelSpec({key: (code_of(tensor.dtype), tuple(tensor.shape)) for key, tensor in state.items()}, same)
+    same = {
+        key: earlier
+        for key, tensor in state.items()
+        if (earlier := first.setdefault(id(tensor), key)) != key
+    }
+    return ModelSpec(
+        {key: (code_of(tensor.dtype), tuple(tensor.shape)) for key, tensor in state.items()}, same
+    )
 
 
 def architecture(
@@ -75,14 +89,28 @@ def architecture(
         return _graph_architecture(query, path, document)
     if not zoo.is_zoo_name(query.model) and query.model not in factories:
         remedy = "list it under `factories` in the local config if you trust it"
-        raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
+        raise BundleError(
+            path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy
+        )
     try:
-        return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, device, folder)
+        return zoo.build(
+            query.model,
+            query.classes,
+            query.model_args,
+            query.input_size,
+            query.task,
+            device,
+            folder,
+        )
     except InputError as error:
         remedy = REMEDY if zoo.is_zoo_name(query.model) else error.hint
-        raise BundleError(path, f"query {query.id}: {query.model} cannot be built: {error.problem}", remedy) from error
+        raise BundleError(
+            path, f"query {query.id}: {query.model} cannot be built: {error.problem}", remedy
+        ) from error
     except Exception as error:  # a hostile manifest can make an architecture fail in any way
-        fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
+        fault = (
+            f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
+        )
         raise BundleError(path, fault, REMEDY) from error
 
 
@@ -92,7 +120,13 @@ def _graph_architecture(query: BundleQuery, path: Path, document: bytes) -> nn.M
     from gemel.models.graph.stored import restore_graph
 
     try:
-        return build_model(restore_graph(document), query.decoder or AUTO, query.task, query.classes, path, "meta")
+        return build_model(
+            restore_graph(document), query.decoder or AUTO, query.task, query.classes, path, "meta"
+        )
     except Exception as error:  # a hostile document can make a graph fail in any way
-        reason = error.problem if isinstance(error, InputError) else " ".join(str(error).split())[:300]
-        raise BundleError(path, f"query {query.id}: its graph cannot be built: {reason}", REMEDY) from error
+        reason = (
+            error.problem if isinstance(error, InputError) else " ".join(str(error).split())[:300]
+        )
+        raise BundleError(
+            path, f"query {query.id}: its graph cannot be built: {reason}", REMEDY
+        ) from error

@@ -23,7 +23,9 @@ def origin_of(query: Query, added: bool = False) -> OriginRecord:
     """The digests of a query as its workload has it; its original's file is read."""
     from gemel.models.files.weights import fingerprint
 
-    return OriginRecord(digest_definition(query), hashlib.sha256(fingerprint(query.weights)).hexdigest(), added)
+    return OriginRecord(
+        digest_definition(query), hashlib.sha256(fingerprint(query.weights)).hexdigest(), added
+    )
 
 
 def digest_definition(query: Query) -> str:

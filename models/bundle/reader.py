@@ -13,9 +13,28 @@ from typing import TYPE_CHECKING, cast
 
 from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
 from gemel.models.bundle.documents import document_problems
-from gemel.models.bundle.format import CHUNK_BYTES, BundleFile, Header, dtype_of, open_file, parse_header
-from gemel.models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
-from gemel.models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
+from gemel.models.bundle.format import (
+    CHUNK_BYTES,
+    BundleFile,
+    Header,
+    dtype_of,
+    open_file,
+    parse_header,
+)
+from gemel.models.bundle.manifest import (
+    MANIFEST_KEY,
+    BundleQuery,
+    Manifest,
+    StoredTensor,
+    parse_manifest,
+)
+from gemel.models.bundle.model_spec import (
+    REMEDY,
+    ModelSpec,
+    architecture,
+    load_model_spec,
+    model_spec,
+)
 from gemel.models.errors import BundleError, InputError
 from gemel.models.files.documents import ParseError
 from gemel.models.files.extras import MERGE, is_installed
@@ -43,13 +62,16 @@ class Bundle:
         factories: Collection[str],
         folder: Path | None = None,
     ) -> None:
-        self.path, self.file = file.path, file
+        self.path = file.path
+        self.file = file
         self.manifest = manifest
         self.header = header
         self.factories = frozenset(factories)
         self.folder = folder
         self.mapping = mapping
-        self._unpacked: weakref.WeakValueDictionary[tuple[str, StoredTensor], Tensor] = weakref.WeakValueDictionary()
+        self._unpacked: weakref.WeakValueDictionary[tuple[str, StoredTensor], Tensor] = (
+            weakref.WeakValueDictionary()
+        )
         self._queries = {query.id: query for query in manifest.queries}
 
     @property
@@ -60,7 +82,8 @@ class Bundle:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the whole file, read once. OSError where bytes are gone."""
-        digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+        digest = hashlib.sha256()
+        buffer = memoryview(bytearray(CHUNK_BYTES))
         for start in range(0, len(self.mapping), CHUNK_BYTES):
             piece = buffer[: min(CHUNK_BYTES, len(self.mapping) - start)]
             self.file.read(start, piece)
@@ -114,7 +137,8 @@ class Bundle:
         A packed one is unpacked to float32 in memory of its own, which lives as long as any caller holds it.
         """
         query = self.query(query_id)
-        name, packed = query.tensors[key], query.stored.get(key)
+        name = query.tensors[key]
+        packed = query.stored.get(key)
         if packed is None:
             return self.tensor(name)
         parameter = self._unpacked.get((name, packed))
@@ -125,7 +149,9 @@ class Bundle:
 
             scale = None if packed.scale is None else self.tensor(packed.scale)
             stored = self.tensor(name)
-            wide = PackedWeight(stored, scale, packed.dtype, packed.shape or tuple(stored.shape)).wide()
+            wide = PackedWeight(
+                stored, scale, packed.dtype, packed.shape or tuple(stored.shape)
+            ).wide()
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
             parameter = self._unpacked[name, packed] = nn.Parameter(wide, requires_grad=False)
         return parameter
@@ -137,7 +163,9 @@ class Bundle:
             problem = f"query {query_id}: the bundle does not hold its network"
             raise InputError(self.path, problem, f"merge it again, or pip install {MERGE}")
         entry = self.header.entries[name]
-        return self.mapping[self.header.data_start + entry.begin : self.header.data_start + entry.end]
+        return self.mapping[
+            self.header.data_start + entry.begin : self.header.data_start + entry.end
+        ]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor of this name."""
@@ -161,7 +189,9 @@ class Bundle:
 
     def check_document(self, query_id: str) -> None:
         """Raise BundleError unless the query's tensors fit its document, InputError where it has none."""
-        for problem in document_problems(self.query(query_id), self.document_of(query_id), self.header.entries):
+        for problem in document_problems(
+            self.query(query_id), self.document_of(query_id), self.header.entries
+        ):
             raise BundleError(self.path, problem, REMEDY)
 
     def _architecture(self, query: BundleQuery, device: str = "meta") -> nn.Module:
@@ -176,14 +206,18 @@ class Bundle:
         from gemel.models.zoo.user_models import fill_loose_tensors, has_loose_tensors
 
         return (
-            fill_loose_tensors(model, self._architecture(query, "cpu"), device) if has_loose_tensors(model) else model
+            fill_loose_tensors(model, self._architecture(query, "cpu"), device)
+            if has_loose_tensors(model)
+            else model
         )
 
     def _check(self, query: BundleQuery, spec: ModelSpec) -> None:
         for problem in architecture_problems(query, spec, self.header.entries):
             raise BundleError(self.path, problem, REMEDY)
 
-    def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> FrameModel:
+    def build(
+        self, query_id: str, device: str | torch.device = "cpu", copy: bool = False
+    ) -> FrameModel:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
         Its `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, H, W) that it takes, and its
@@ -202,7 +236,9 @@ class Bundle:
             return cast("FrameModel", model.requires_grad_(copy).eval())
         model = self._fill(query, model, "cpu")
         state = {path: self.wide_tensor(query_id, path) for path in query.tensors}
-        if copy or torch.device(device).type != "cpu":  # moving a module moves its parameters, here everyone's
+        if (
+            copy or torch.device(device).type != "cpu"
+        ):  # moving a module moves its parameters, here everyone's
             state = {path: tensor.clone() for path, tensor in state.items()}
         model.load_state_dict(state, strict=True, assign=True)
         unfilled = [name for name, tensor in model.named_buffers() if tensor.is_meta]
@@ -211,13 +247,17 @@ class Bundle:
             raise BundleError(self.path, problem, "register them as persistent")
         model = model.requires_grad_(copy).to(device).eval()
         prepare = TensorPreprocess(query.preprocess, query.region)
-        return add_predictor(model, Predictor(model, query.task, query.classes, prepare, query.least_score), query_id)
+        return add_predictor(
+            model, Predictor(model, query.task, query.classes, prepare, query.least_score), query_id
+        )
 
     def __repr__(self) -> str:
         return f"<bundle {self.path}: {', '.join(f'{query.id} ({query.model})' for query in self.queries)}>"
 
 
-def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> Bundle:
+def open_bundle(
+    path: str | Path, factories: Collection[str] = (), folder: Path | None = None
+) -> Bundle:
     """Map a bundle read-only and check its header, seal and manifest before anything is allocated.
 
     `factories` names the `package.module:factory` models that may be imported, from the local config; they may lie in
@@ -229,11 +269,15 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
     mapping = file.map()
     try:
         header, manifest = parse(mapping)
-        for problem in manifest_problems(manifest, header) or scale_problems(manifest, header, mapping):
+        for problem in manifest_problems(manifest, header) or scale_problems(
+            manifest, header, mapping
+        ):
             raise ParseError(problem)
     except ParseError as error:
         if path.suffix.lower() in (".onnx", ".pt2"):
-            raise BundleError(path, "is a model, no bundle", "read it with gemel.load_model, or merge it") from None
+            raise BundleError(
+                path, "is a model, no bundle", "read it with gemel.load_model, or merge it"
+            ) from None
         raise BundleError(path, str(error), REMEDY) from None
     return Bundle(file, mapping, header, manifest, factories, folder)
 

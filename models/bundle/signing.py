@@ -21,7 +21,10 @@ from gemel.models.errors import BundleError, InputError
 from gemel.models.files.io import open_atomic, read_bounded
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 Key = TypeVar("Key")
 SIGNATURE_KEY, RELEASE_KEY = "gemel.signature", "gemel.release"
@@ -51,7 +54,11 @@ class Release(BaseModel):
     @property
     def end_text(self) -> str:
         """The end date as text."""
-        return "none" if self.valid_until is None else f"{datetime.fromtimestamp(self.valid_until, timezone.utc):%F}"
+        return (
+            "none"
+            if self.valid_until is None
+            else f"{datetime.fromtimestamp(self.valid_until, timezone.utc):%F}"
+        )
 
 
 def sign_bundle(
@@ -64,11 +71,16 @@ def sign_bundle(
     seconds. Returns what was signed. Raises InputError when the key is none, a value is out of range or the file cannot
     be written, BundleError when it is no sound bundle.
     """
-    signing, bundle = _private(Path(key)), open_bundle(path)
+    signing = _private(Path(key))
+    bundle = open_bundle(path)
     if sequence is None:
         sequence = max(int(time.time()), _release(bundle).sequence + 1)
     if not 1 <= sequence <= MAX_SEQUENCE:
-        raise InputError(path, f"a release cannot have the number {sequence}", f"give one from 1 to {MAX_SEQUENCE}")
+        raise InputError(
+            path,
+            f"a release cannot have the number {sequence}",
+            f"give one from 1 to {MAX_SEQUENCE}",
+        )
     release = Release(sequence=sequence, valid_until=valid_until)
     metadata = {**bundle.header.metadata, RELEASE_KEY: release.model_dump_json(exclude_none=True)}
     header = Header(bundle.header.entries, metadata, bundle.header.data_start)
@@ -83,7 +95,8 @@ def sign_bundle(
 
 def parse_end_date(text: str) -> int:
     """The last second, in UTC, of a day written as 2027-06-30; InputError for another text or a day that is over."""
-    where, hint = "--valid-until", "give a day to come, such as 2027-06-30"
+    where = "--valid-until"
+    hint = "give a day to come, such as 2027-06-30"
     try:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -114,7 +127,9 @@ def check_signature(bundle: Bundle, key: str | Path) -> Release:
         public.verify(signature, _signed_text(bundle.header))
     except (InvalidSignature, ValueError):
         fault = f"its signature is not by the owner of {key}"
-        raise BundleError(bundle.path, fault, "get the bundle from the owner of the key, or sign it again") from None
+        raise BundleError(
+            bundle.path, fault, "get the bundle from the owner of the key, or sign it again"
+        ) from None
     return _release(bundle)
 
 
@@ -126,7 +141,9 @@ def _release(bundle: Bundle) -> Release:
     try:
         return Release.model_validate_json(text)
     except ValidationError:
-        raise BundleError(bundle.path, f"its metadata key {RELEASE_KEY} is no release", "sign it again") from None
+        raise BundleError(
+            bundle.path, f"its metadata key {RELEASE_KEY} is no release", "sign it again"
+        ) from None
 
 
 def _signed_text(header: Header) -> bytes:
@@ -152,8 +169,14 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    text = read_bounded(path, MAX_KEY_BYTES, f"give the public part of an Ed25519 key; {_MADE_BY} makes both")
-    load = serialization.load_ssh_public_key if text.startswith(b"ssh-") else serialization.load_pem_public_key
+    text = read_bounded(
+        path, MAX_KEY_BYTES, f"give the public part of an Ed25519 key; {_MADE_BY} makes both"
+    )
+    load = (
+        serialization.load_ssh_public_key
+        if text.startswith(b"ssh-")
+        else serialization.load_pem_public_key
+    )
     return _load_key(path, lambda: load(text), Ed25519PublicKey, "public key")
 
 

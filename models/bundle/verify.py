@@ -26,7 +26,9 @@ _EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0
 """The exponent bits that are all set in infinity and NaN."""
 
 
-def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> list[str]:
+def verify_bundle(
+    path: str | Path, factories: Collection[str] = (), folder: Path | None = None
+) -> list[str]:
     """Every problem of a bundle, one line each (at most 100); an empty list means that it is sound.
 
     Rehashes all tensors and gap fillers, and compares the manifest with the header, with the documents of networks and,
@@ -47,12 +49,20 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
     if not any("is missing" in problem for problem in problems):
         if not problems:
             problems += islice(scale_problems(manifest, header, mapping), MAX_PROBLEMS)
-        documents = {name: _bytes_of(name, header, mapping) for name in graph_names(manifest.queries)}
+        documents = {
+            name: _bytes_of(name, header, mapping) for name in graph_names(manifest.queries)
+        }
         problems += islice(_document_problems(manifest, header, documents), MAX_PROBLEMS)
-        architecture_faults = _architecture_problems(path, factories, folder, header, manifest, documents)
+        architecture_faults = _architecture_problems(
+            path, factories, folder, header, manifest, documents
+        )
         problems += islice(architecture_faults, MAX_PROBLEMS)
-        if not problems and [entry.name for entry in header.tensors] != list(load_order(manifest.queries)):
-            problems.append("the tensors are not in load order, so that a load would be many small copies")
+        if not problems and [entry.name for entry in header.tensors] != list(
+            load_order(manifest.queries)
+        ):
+            problems.append(
+                "the tensors are not in load order, so that a load would be many small copies"
+            )
     return [*problems, *islice(_content_problems(header, mapping), MAX_PROBLEMS)][:MAX_PROBLEMS]
 
 
@@ -98,14 +108,18 @@ def _architecture_problems(
             continue
         document = None if query.graph is None else documents[query.graph]
         try:
-            spec = load_model_spec(query, partial(architecture, query, factories, path, folder, document))
+            spec = load_model_spec(
+                query, partial(architecture, query, factories, path, folder, document)
+            )
         except BundleError as error:
             yield f"{error.problem}; {error.hint}"
             continue
         yield from architecture_problems(query, spec, header.entries)
 
 
-def _document_problems(manifest: Manifest, header: Header, documents: Mapping[str, bytes]) -> Iterator[str]:
+def _document_problems(
+    manifest: Manifest, header: Header, documents: Mapping[str, bytes]
+) -> Iterator[str]:
     for query in manifest.queries:
         # A network that came as a graph is checked when it is built, where torch is installed.
         name = query.document if is_installed("torchvision") else query.network_document
@@ -133,8 +147,11 @@ def _content_problems(header: Header, mapping: mmap.mmap) -> Iterator[str]:
 
 def is_finite(entry: Entry, data: memoryview) -> bool:
     """Whether a tensor with these bytes holds neither NaN nor infinity."""
-    exponent, item = _EXPONENTS.get(entry.dtype), ITEM_BYTES[entry.dtype]
+    exponent = _EXPONENTS.get(entry.dtype)
+    item = ITEM_BYTES[entry.dtype]
     if exponent is None:
         return True
     chunks = (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
-    return not any(((np.frombuffer(chunk, f"<u{item}") & exponent) == exponent).any() for chunk in chunks)
+    return not any(
+        ((np.frombuffer(chunk, f"<u{item}") & exponent) == exponent).any() for chunk in chunks
+    )

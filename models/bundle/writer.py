@@ -82,7 +82,9 @@ def write_bundle(
     return laid.manifest
 
 
-def check_writable(path: str | Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery]) -> None:
+def check_writable(
+    path: str | Path, models: Mapping[str, nn.Module], queries: Sequence[BundleQuery]
+) -> None:
     """Raise InputError where `write_bundle` would not write these models; call it before they are trained."""
     _lay_out(Path(path), models, queries, Made("workload", "none", 0), {}, {}, {})
 
@@ -116,15 +118,21 @@ def _lay_out(
     holders: Mapping[str, Bundle],
 ) -> _Layout:
     ids = [*models, *holders]
-    if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(ids):
-        raise ValueError(f"models {sorted(ids)} and queries {[query.id for query in queries]} differ")
+    if len({query.id for query in queries}) < len(queries) or {
+        query.id for query in queries
+    } != set(ids):
+        raise ValueError(
+            f"models {sorted(ids)} and queries {[query.id for query in queries]} differ"
+        )
     tensors: dict[str, Tensor] = {}
     homes: dict[str, Bundle] = {}
     names_by_content: dict[tuple[object, ...], str] = {}
     records = []
     for query in queries:
         if query.id in holders:
-            homes |= dict.fromkeys((*graph_names([query]), *query.places().values()), holders[query.id])
+            homes |= dict.fromkeys(
+                (*graph_names([query]), *query.places().values()), holders[query.id]
+            )
             records.append(query)
             continue
         weights = packed.get(query.id, {})
@@ -152,21 +160,30 @@ def _lay_out(
             tensors[name] = document
             record = dataclasses.replace(record, document=name)
         records.append(record)
-    shapes = {name: (home.header.entries[name].dtype, home.header.entries[name].shape) for name, home in homes.items()}
-    shapes |= {name: (code_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    shapes = {
+        name: (home.header.entries[name].dtype, home.header.entries[name].shape)
+        for name, home in homes.items()
+    }
+    shapes |= {
+        name: (code_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()
+    }
     entries = place((name, *shapes[name]) for name in load_order(records))
     by_name = {entry.name: entry for entry in entries if not entry.is_pad}
     counts = count_bytes(records, by_name, origin.ceiling_bytes)
     if counts.before < origin.ceiling_bytes and not holders:
         raise ValueError(f"{origin.ceiling_bytes} bytes cannot be saved: there are fewer")
-    text = Manifest(FORMAT, origin.workload, origin.method, counts, tuple(records), shared_of(records)).to_json()
+    text = Manifest(
+        FORMAT, origin.workload, origin.method, counts, tuple(records), shared_of(records)
+    ).to_json()
     try:
         manifest = parse_manifest(text)
         head = encode_header(entries, {MANIFEST_KEY: text})
         for problem in manifest_problems(manifest, parse_head(head)):
             raise ParseError(problem)
     except ParseError as error:
-        raise InputError(path, f"this bundle could not be read again: {error}", "change the workload") from None
+        raise InputError(
+            path, f"this bundle could not be read again: {error}", "change the workload"
+        ) from None
     return _Layout(manifest, head, entries, tensors, homes)
 
 
@@ -190,7 +207,11 @@ def _name_of(tensor: Tensor, where: str) -> str:
 
 
 def write_substituted(
-    path: str | Path, bundle: Bundle, replacements: Mapping[str, Bundle], overwrite: bool = False, workload: str = ""
+    path: str | Path,
+    bundle: Bundle,
+    replacements: Mapping[str, Bundle],
+    overwrite: bool = False,
+    workload: str = "",
 ) -> None:
     """Write the bundle with each of these queries as it is in another bundle; new ones come last.
 
@@ -200,7 +221,9 @@ def write_substituted(
     """
     homes = {**{query.id: bundle for query in bundle.queries}, **replacements}
     queries = [home.query(query) for query, home in homes.items()]
-    origin = Made(workload or bundle.manifest.workload, bundle.manifest.method, bundle.manifest.bytes.ceiling)
+    origin = Made(
+        workload or bundle.manifest.workload, bundle.manifest.method, bundle.manifest.bytes.ceiling
+    )
     write_bundle(path, {}, queries, origin, overwrite=overwrite, holders=homes)
 
 
@@ -208,7 +231,9 @@ def _read(bundle: Bundle, name: str) -> memoryview:
     try:
         return bundle.read_bytes(name)
     except OSError as error:
-        raise InputError(bundle.path, str(error.strerror), "copy it again, under another name") from error
+        raise InputError(
+            bundle.path, str(error.strerror), "copy it again, under another name"
+        ) from error
 
 
 def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
@@ -237,14 +262,18 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _stored_state(state: Mapping[str, Tensor], packed: Mapping[str, PackedWeight]) -> dict[str, Tensor]:
+def _stored_state(
+    state: Mapping[str, Tensor], packed: Mapping[str, PackedWeight]
+) -> dict[str, Tensor]:
     """The state with packed tensors in place of float32 ones and their scales beside them."""
     stored: dict[str, Tensor] = {}
     for key, tensor in state.items():
         weight = packed.get(key)
         stored[key] = tensor if weight is None else weight.tensor
         if weight is not None and weight.shape != tensor.shape:
-            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its packed tensor {weight.shape}")
+            raise ValueError(
+                f"{key} has shape {tuple(tensor.shape)}, its packed tensor {weight.shape}"
+            )
         if weight is not None and weight.scale is not None:
             stored[f"{key}.{SCALE}"] = weight.scale
     if unknown := packed.keys() - state.keys():

@@ -22,7 +22,9 @@ MIN_MAP_SIDE = 16
 """Of an output that is a map."""
 
 
-def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | None, where: str | Path) -> Decoder:
+def choose_decoder(
+    name: str, head: GraphHead, task: str | None, count: int | None, where: str | Path
+) -> Decoder:
     """The decoder of that name, or of "auto": the one that fits the outputs, the metadata and `count` classes best.
 
     Raises InputError for an unknown name, for one that does not fit the outputs, and where none or several fit.
@@ -32,10 +34,16 @@ def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | No
         raise InputError(where, "has no outputs", "export it again", "decoder")
     candidates = DECODERS.usable() if name == AUTO else [DECODERS.find(name, where, "decoder")]
     families = [cls for cls in candidates if task in (None, cls.task)]
-    families = [cls for cls in families if cls.key in head.metadata or not cls.key or cls.name == name or task]
+    families = [
+        cls
+        for cls in families
+        if cls.key in head.metadata or not cls.key or cls.name == name or task
+    ]
     decoders = [decoder for cls in families for decoder in cls.fit(head)]
     if not decoders:
-        shapes = ", ".join(f"{output.name} {list(output.shape)}" for output in head.outputs[:MAX_SHOWN])
+        shapes = ", ".join(
+            f"{output.name} {list(output.shape)}" for output in head.outputs[:MAX_SHOWN]
+        )
         subject = "no decoder" if name == AUTO else f"the decoder {name} does not fit"
         fits = f" for {task}" if task and name == AUTO else ""
         problem = f"{subject}{fits} {'fits ' if name == AUTO else ''}the outputs {shapes}"
@@ -45,7 +53,9 @@ def choose_decoder(name: str, head: GraphHead, task: str | None, count: int | No
     best = [decoder for decoder, rank in zip(decoders, ranks, strict=True) if rank == max(ranks)]
     if len({decoder.name for decoder in best}) > 1:
         names = join_names([decoder.name for decoder in best])
-        raise InputError(where, f"its outputs fit several decoders: {names}", "name one as `decoder`", "decoder")
+        raise InputError(
+            where, f"its outputs fit several decoders: {names}", "name one as `decoder`", "decoder"
+        )
     _check_rivals(best, head, where)
     return best[0]
 
@@ -64,9 +74,8 @@ def suggest_task(head: GraphHead, task: str | None) -> str:
     if len(shapes) == 1 and len(shapes[0]) == 2:
         return "a row for each step, as a reader of text has: name `task: tensor`"
     if any(len(shape) == 1 for shape in shapes) and task in (None, "detection", "keypoints"):
-        return (
-            "one row for a frame: name `task: classification`, `embedding` for features, or `tensor` for other values"
-        )
+        tasks = "`task: classification`, `embedding` for features, or `tensor` for other values"
+        return f"one row for a frame: name {tasks}"
     return "export it without its postprocessing, or name `task: tensor` to compare its outputs as they are"
 
 
@@ -77,11 +86,15 @@ def _check_rivals(best: Sequence[Decoder], head: GraphHead, where: str | Path) -
     outputs = [head.outputs[place] for decoder in best for place in decoder.places]
     rivals = [output for output in outputs[1:] if are_rivals(outputs[0], output)]
     if rivals:
-        shown = join_names([f"{output.name} {list(output.shape)}" for output in (outputs[0], *rivals)])
+        shown = join_names(
+            [f"{output.name} {list(output.shape)}" for output in (outputs[0], *rivals)]
+        )
         hint = "export it with the one that counts alone"
         if len({output.shape for output in outputs}) > 1:
             hint = f"name all `classes` of the one that counts, or {hint}"
-        raise InputError(where, f"has several outputs that may be its classes: {shown}", hint, "classes")
+        raise InputError(
+            where, f"has several outputs that may be its classes: {shown}", hint, "classes"
+        )
 
 
 def choose_columns(
@@ -91,7 +104,8 @@ def choose_columns(
 
     Raises InputError where they do not fit.
     """
-    names, misfit = known_names(decoder, metadata), find_misnaming(decoder, metadata)
+    names = known_names(decoder, metadata)
+    misfit = find_misnaming(decoder, metadata)
     if names and set(classes) <= set(names):
         return tuple(names.index(name) for name in classes)
     if len(classes) == decoder.width and (misfit or not class_names(metadata)):
@@ -105,9 +119,16 @@ def choose_columns(
     unknown = next(name for name in classes if name not in names)
     if namesakes := [name for name in names if name.rpartition(" (")[0] == unknown]:
         problem = f"has {len(namesakes)} outputs of the same name '{unknown}'"
-        raise InputError(where, problem, f"ask for {join_names(namesakes)}: the number is the output's", "classes")
+        raise InputError(
+            where,
+            problem,
+            f"ask for {join_names(namesakes)}: the number is the output's",
+            "classes",
+        )
     near = difflib.get_close_matches(unknown, names, n=3) or names
-    raise InputError(where, f"has no class '{unknown}'", f"its classes are {join_names(near)}", "classes")
+    raise InputError(
+        where, f"has no class '{unknown}'", f"its classes are {join_names(near)}", "classes"
+    )
 
 
 def find_misnaming(decoder: Decoder, metadata: Mapping[str, str]) -> str:
@@ -123,7 +144,9 @@ def find_misnaming(decoder: Decoder, metadata: Mapping[str, str]) -> str:
 def number_namesakes(names: Sequence[str]) -> tuple[str, ...]:
     """Names of which none occurs twice: columns of one name get their number, `crane (134)` and `crane (517)`."""
     counts = Counter(names)
-    return tuple(f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names))
+    return tuple(
+        f"{name} ({place})" if counts[name] > 1 else name for place, name in enumerate(names)
+    )
 
 
 def known_names(decoder: Decoder, metadata: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -150,7 +173,10 @@ def known_names(decoder: Decoder, metadata: Mapping[str, str]) -> tuple[str, ...
 def coco_numbers() -> tuple[str, ...]:
     """COCO's categories by their number; 0 and the numbers never given have names that no class has."""
     names = _known_classes()["coco"]
-    return tuple(f"{UNUSED}{index}" if name in ("N/A", "__background__") else name for index, name in enumerate(names))
+    return tuple(
+        f"{UNUSED}{index}" if name in ("N/A", "__background__") else name
+        for index, name in enumerate(names)
+    )
 
 
 @cache
@@ -179,7 +205,8 @@ def _rank(decoder: Decoder, head: GraphHead, count: int | None) -> tuple[int, ..
     """How well a decoder that fits explains the file: by the classes that it names, its family, the classes asked for,
     COCO's, and how much of it.
     """
-    names, family = class_names(head.metadata), head.family.replace("-", "")
+    names = class_names(head.metadata)
+    family = head.family.replace("-", "")
     return (
         names is not None and decoder.takes(len(names)),
         any(word in family for word in decoder.words or (decoder.name,)),

@@ -30,7 +30,9 @@ def source_operator(steps: Sequence[NetworkStep], step: NetworkStep) -> str:
     """The operator that made the values which a step reads first, beyond those that only move them; else empty."""
     while step.sources and step.sources[0] > 0:
         step = steps[step.sources[0] - 1]
-        if not (_operator(step) in MOVING or (step.kind is StepKind.FUNCTION and step.name == "part")):
+        if not (
+            _operator(step) in MOVING or (step.kind is StepKind.FUNCTION and step.name == "part")
+        ):
             return _operator(step)
     return ""
 
@@ -40,10 +42,14 @@ def _operator(step: NetworkStep) -> str:
 
 
 @torch.no_grad()
-def find_activations(network: StepNetwork, size: tuple[int, int], channels: int = 3) -> tuple[Tensor, ...]:
+def find_activations(
+    network: StepNetwork, size: tuple[int, int], channels: int = 3
+) -> tuple[Tensor, ...]:
     """The Activation of each element of each output, for one frame of (H, W)."""
     device = next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
-    probe = copy.deepcopy(network).eval()  # the original may be in training, where its norms would learn from this
+    probe = copy.deepcopy(
+        network
+    ).eval()  # the original may be in training, where its norms would learn from this
     outputs = probe.run_steps(torch.zeros(1, channels, *size, device=device), _put_codes)
     return tuple(output.to(torch.int8) for output in outputs)
 
@@ -53,7 +59,9 @@ def _put_codes(step: NetworkStep, result: Any) -> Any:
     if step.kind is StepKind.FUNCTION or _operator(step) in MOVING:
         return result
     code = float(ACTIVATIONS.get(_operator(step), Activation.NONE))
-    return tree_map(lambda value: torch.full_like(value, code) if _is_float(value) else value, result)
+    return tree_map(
+        lambda value: torch.full_like(value, code) if _is_float(value) else value, result
+    )
 
 
 def _is_float(value: Any) -> bool:

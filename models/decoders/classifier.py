@@ -37,7 +37,11 @@ class Classifier(Decoder):
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Each output of one row, the likeliest first; maps of one pixel count as a row. One value must stand alone."""
-        rows = [pair for pair in enumerate(head.outputs) if pair[1].shape and set(pair[1].shape[1:]) <= {1}]
+        rows = [
+            pair
+            for pair in enumerate(head.outputs)
+            if pair[1].shape and set(pair[1].shape[1:]) <= {1}
+        ]
         fits = []
         for index, output in order_by_weight(rows):
             last = [name for name in ("LogSoftmax", "Softmax", "Sigmoid") if name in output.tail]
@@ -53,7 +57,11 @@ class Classifier(Decoder):
             resize = "stretch" if "stretch" in metadata.get("resize_mode", "") else "center-crop"
             std = parse(metadata.get("norm_std"))
             return Preprocess(
-                size, resize, float(fraction), mean=tuple(mean), std=tuple(std) if std else (1.0, 1.0, 1.0)
+                size,
+                resize,
+                float(fraction),
+                mean=tuple(mean),
+                std=tuple(std) if std else (1.0, 1.0, 1.0),
             )
         if metadata.get("task") == "classify" and "model_family" not in metadata:
             return Preprocess(size, "center-crop", **PLAIN)

@@ -47,7 +47,9 @@ class Detr(Decoder):
         """Two outputs (Q, 4) and (Q, C) in any order, or RT-DETR's (Q, 4 + C) of Ultralytics; none was suppressed."""
         if head.has_levels or (head.cut is not None and SUPPRESSION in head.cut.attributes):
             return []
-        flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
+        flat = [
+            (index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2
+        ]
         if len(flat) == 1:
             index, output = flat[0]
             queries, columns = output.shape
@@ -59,7 +61,12 @@ class Detr(Decoder):
                 same = candidate.shape[0] == other.shape[0] <= MAX_QUERIES and not head.strides(
                     candidate.shape[0], STRIDES
                 )
-                if boxes != scores and same and candidate.shape[1] == 4 and _are_boxes(candidate, other):
+                if (
+                    boxes != scores
+                    and same
+                    and candidate.shape[1] == 4
+                    and _are_boxes(candidate, other)
+                ):
                     return _of_two(cls, head, boxes, scores)
         return []
 
@@ -89,12 +96,18 @@ class Detr(Decoder):
 def _are_boxes(candidate: Output, other: Output) -> bool:
     """Four classes have as many columns as boxes; then the names tell, or the Sigmoid that boxes have."""
     has_box_name = any(part in candidate.name.lower() for part in BOXES)
-    return other.shape[1] != 4 or has_box_name or candidate.has_corners or "Sigmoid" in candidate.tail - other.tail
+    return (
+        other.shape[1] != 4
+        or has_box_name
+        or candidate.has_corners
+        or "Sigmoid" in candidate.tail - other.tail
+    )
 
 
 def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Sequence[Detr]:
     """The ways to read the scores; where nothing in the file tells, the number of classes does."""
-    columns, box = head.outputs[scores].shape[1], head.outputs[boxes]
+    columns = head.outputs[scores].shape[1]
+    box = head.outputs[boxes]
     is_rf_detr = box.name == RF_DETR_OUTPUT
     form = {"has_corners": box.has_corners, "in_pixels": box.has_corners and box.is_scaled}
     names = class_names(head.metadata)

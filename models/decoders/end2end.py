@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from gemel.models.arrays import as_float, constant
 from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
-from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Outputs, class_names, count_extra
+from gemel.models.decoders.registry import (
+    OVERLAP,
+    Boxes,
+    Decoder,
+    GraphHead,
+    Outputs,
+    class_names,
+    count_extra,
+)
 from gemel.models.decoders.yolo import ROTATION
 from gemel.models.preprocess import Size
 
@@ -52,7 +60,11 @@ class EndToEnd(Decoder):
             return []
         count = head.cells(STRIDES)
         boxes = [index for index, shape in enumerate(shapes) if shape == (count, 4)]
-        scores = [index for index, shape in enumerate(shapes) if shape[:1] == (count,) and index not in boxes[-1:]]
+        scores = [
+            index
+            for index, shape in enumerate(shapes)
+            if shape[:1] == (count,) and index not in boxes[-1:]
+        ]
         return [cls(shapes[scores[0]][1], boxes[-1], scores[0])] if boxes and scores else []
 
     def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:

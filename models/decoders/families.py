@@ -36,7 +36,9 @@ FAMILIES = {
 """By the name under which LibreYOLO exports a family."""
 
 
-def family_preprocess(metadata: Mapping[str, str], size: Size, default: Mapping[str, Any] | None) -> Preprocess | None:
+def family_preprocess(
+    metadata: Mapping[str, str], size: Size, default: Mapping[str, Any] | None
+) -> Preprocess | None:
     """The preparation of the family that the metadata name, else `default`; None for a family that is not known."""
     family = metadata.get("model_family", "")
     default = YOLO if default is None and metadata.get("author") == ULTRALYTICS else default

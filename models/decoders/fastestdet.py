@@ -39,6 +39,8 @@ class FastestDetMap(Decoder):
         cells = cells.reshape(*cells.shape[:2], -1)[..., rows].swapaxes(1, 2)
         library = library_of(cells)
         places, steps = (values[rows] for values in grid(size, (STRIDE,), cells))
-        centre = (library.tanh(cells[..., 1:3]) + places) * steps / constant([size[1], size[0]], cells)
+        centre = (
+            (library.tanh(cells[..., 1:3]) + places) * steps / constant([size[1], size[0]], cells)
+        )
         scores = cells[..., :1] ** OBJECTNESS_POWER * cells[..., 5:] ** CLASS_POWER
         return corners(library.concatenate([centre, sigmoid(cells[..., 3:5])], -1)), scores

@@ -14,7 +14,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from gemel.models.decoders import AUTO, choose_columns, choose_decoder, find_misnaming, known_names, task_of_metadata
+from gemel.models.decoders import (
+    AUTO,
+    choose_columns,
+    choose_decoder,
+    find_misnaming,
+    known_names,
+    task_of_metadata,
+)
 from gemel.models.decoders.classifier import Classifier
 from gemel.models.decoders.detr import Detr
 from gemel.models.decoders.families import PLAIN
@@ -73,7 +80,11 @@ class ModelFile:
             hint = "name them in their order"
             if isinstance(chosen, Classifier) and not chosen.activation and not chosen.is_single:
                 hint += "; a vector of features is no class: `task: embedding`"
-            if isinstance(chosen, Detr) and chosen.activation == "sigmoid" and not chosen.has_corners:
+            if (
+                isinstance(chosen, Detr)
+                and chosen.activation == "sigmoid"
+                and not chosen.has_corners
+            ):
                 hint += "; the last column of a DETR with softmax is no object, and has no name"
             raise InputError(self.path, problem, hint, "classes")
         classes = self.classes or _default_classes(head.metadata, names or ())
@@ -83,7 +94,9 @@ class ModelFile:
             text = f"names its classes twice; `{other.key}` has others ({join_names(other.names, 4)}) and is not read"
             add_note(self.path, text, "name the right ones in `classes`")
         for key in (key for key in head.metadata if MIN_SCORE.fullmatch(key)):
-            add_note(self.path, f"`{key}: {head.metadata[key]:.20}` is not followed", "set `min_score`")
+            add_note(
+                self.path, f"`{key}: {head.metadata[key]:.20}` is not followed", "set `min_score`"
+            )
         if class_names(head.metadata) is None and names is not None and set(classes) <= set(names):
             whose = "ImageNet's" if chosen.task == "classification" else "COCO's"
             text = f"names no classes; its {chosen.width} are taken for {whose}"
@@ -93,12 +106,18 @@ class ModelFile:
     def _note_unread(self, head: GraphHead, places: Collection[int]) -> None:
         """Say which outputs of the file are not read."""
         feeds = head.cut.inputs if head.cut else ()
-        outputs = ((place, output.name) for place, output in enumerate(head.outputs) if output.name not in feeds)
+        outputs = (
+            (place, output.name)
+            for place, output in enumerate(head.outputs)
+            if output.name not in feeds
+        )
         unread = [name for place, name in outputs if place not in places]
         if unread:
             read = join_names([head.outputs[place].name for place in sorted(places)])
             text = f"its answer is read from {read}; not read: {join_names(unread, 4)}"
-            add_note(self.path, text, "export it with the outputs that count alone if that is not meant")
+            add_note(
+                self.path, text, "export it with the outputs that count alone if that is not meant"
+            )
 
     def build(self, device: str | torch.device = "cpu") -> GraphModel:
         """The model with the file's weights, without values on the device "meta"."""
@@ -113,7 +132,9 @@ class ModelFile:
 
     def has_outlines(self) -> bool:
         """Whether its objects have masks, or rotated boxes."""
-        return choose_decoder(self.decoder, self._head(), self.task, len(self.classes), self.path).has_outlines
+        return choose_decoder(
+            self.decoder, self._head(), self.task, len(self.classes), self.path
+        ).has_outlines
 
     def preprocess(self) -> Preprocess | None:
         """How frames are prepared, as the metadata or the decoder's family say; None where neither does."""
@@ -123,7 +144,9 @@ class ModelFile:
             try:
                 return TypeAdapter(Preprocess).validate_python({**written, "size": head.size})
             except ValidationError as error:
-                raise InputError(self.path, f"its {GEMEL_PREPROCESS} is damaged", "export it again", "model") from error
+                raise InputError(
+                    self.path, f"its {GEMEL_PREPROCESS} is damaged", "export it again", "model"
+                ) from error
         if self.task is None or not TASKS[self.task].has_decoder:
             return None
         chosen = choose_decoder(self.decoder, head, self.task, len(self.classes), self.path)
@@ -133,7 +156,9 @@ class ModelFile:
             text = f"its metadata {join_names(unread, 4)} may say how frames are prepared, and are not read"
             add_note(self.path, text, "set `preprocess` as they say")
         whole: dict[str, Any] = {"scale": 255, **PLAIN}
-        return replace(preprocess, **whole) if head.is_whole and preprocess is not None else preprocess
+        return (
+            replace(preprocess, **whole) if head.is_whole and preprocess is not None else preprocess
+        )
 
     def _head(self) -> GraphHead:
         return _heads(self.path, self.size, self._stamp())
@@ -143,7 +168,9 @@ class ModelFile:
         try:
             status = os.stat(self.path)
         except OSError as error:
-            raise InputError(self.path, f"cannot be read: {error.strerror}", "check the path", "model") from error
+            raise InputError(
+                self.path, f"cannot be read: {error.strerror}", "check the path", "model"
+            ) from error
         return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -189,18 +216,21 @@ def load_file(
     try:
         if not is_model_file(str(path)):
             check_suffix(str(path), str(path), "")
-            hint = (
-                "give an .onnx or .pt2 file; open_bundle reads bundles, and a workload names weights and their network"
-            )
+            other = "open_bundle reads bundles, and a workload names weights and their network"
+            hint = f"give an .onnx or .pt2 file; {other}"
             raise InputError(path, f"'{path.suffix}' files hold no network that is read", hint)
         size = None if preprocess is None else preprocess.size
         file = ModelFile(path, size, decoder, task, classes).complete()
         preprocess = preprocess or file.preprocess()
         if preprocess is None:
             problem = "nothing says the mean and the deviation with which it was trained"
-            raise InputError(path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)")
+            raise InputError(
+                path, problem, "give them: preprocess=gemel.Preprocess((H, W), mean=..., std=...)"
+            )
         model = file.build().eval()
-        predictor = Predictor(model, str(file.task), file.classes, TensorPreprocess(preprocess), min_score)
+        predictor = Predictor(
+            model, str(file.task), file.classes, TensorPreprocess(preprocess), min_score
+        )
         return add_predictor(model, predictor, path.name)
     except InputError as error:
         key = "" if error.key in ("model", "") else error.key

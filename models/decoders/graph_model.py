@@ -37,7 +37,9 @@ class GraphAnswers(nn.Module):
 
     def __init__(self, network: StepNetwork, head: GraphHead, one_by_one: bool) -> None:
         super().__init__()
-        self.network, self.head, self.one_by_one = network, head, one_by_one
+        self.network = network
+        self.head = head
+        self.one_by_one = one_by_one
 
     @cached_property
     def activations(self) -> list[Tensor]:
@@ -53,7 +55,9 @@ class GraphAnswers(nn.Module):
         parts = frames.split(1) if self.one_by_one else (frames,)
         answers = [_as_tuple(self._run(part)) for part in parts]
         return tuple(
-            torch.cat([output.by_frame(answer) for answer in same]) if self.one_by_one else output.by_frame(same[0])
+            torch.cat([output.by_frame(answer) for answer in same])
+            if self.one_by_one
+            else output.by_frame(same[0])
             for same, output in zip(zip(*answers, strict=True), self.head.outputs, strict=True)
         )
 
@@ -62,16 +66,22 @@ class GraphAnswers(nn.Module):
             return self.network(frames)
         # Constants keep their values when a model is built on the meta device; integers are sizes.
         buffers = self.network.named_buffers()
-        constants = {name: tensor.to("meta") for name, tensor in buffers if tensor.is_floating_point()}
+        constants = {
+            name: tensor.to("meta") for name, tensor in buffers if tensor.is_floating_point()
+        }
         return functional_call(self.network, constants, (frames,))
 
 
 class GraphDetector(GraphAnswers, OneStage):
     """x f32 (N, 3, H, W) as the decoder's family prepares it -> the outputs of the graph, each (N, ...)."""
 
-    def __init__(self, network: StepNetwork, head: GraphHead, boxes: GraphBoxes, one_by_one: bool = False) -> None:
+    def __init__(
+        self, network: StepNetwork, head: GraphHead, boxes: GraphBoxes, one_by_one: bool = False
+    ) -> None:
         super().__init__(network, head, one_by_one)
-        self.boxes, self.decoder, self.nms_iou = boxes, boxes.decoder, boxes.nms_iou
+        self.boxes = boxes
+        self.decoder = boxes.decoder
+        self.nms_iou = boxes.nms_iou
         self.has_points = boxes.decoder.task == "keypoints"
 
     @property
@@ -94,7 +104,9 @@ class GraphDetector(GraphAnswers, OneStage):
         """Boxes and scores."""
         return self.decode(self(x))
 
-    def loss(self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget] | Sequence[PoseTarget]) -> Tensor:
+    def loss(
+        self, outputs: Sequence[Tensor], targets: Sequence[BoxTarget] | Sequence[PoseTarget]
+    ) -> Tensor:
         """Of the decoded boxes, scores and points; one row answers for an object where no suppression follows."""
         boxes, scores, *points = self.decode(outputs)
         measure = matched_loss if self.nms_iou is None else dense_loss
@@ -103,16 +115,21 @@ class GraphDetector(GraphAnswers, OneStage):
     def distill(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Of the graph's outputs, rows weighted by the larger of both models' best scores."""
         with torch.no_grad():
-            best = torch.maximum(*(self.decode(answers)[1].amax(dim=2) for answers in (outputs, teacher)))
+            best = torch.maximum(
+                *(self.decode(answers)[1].amax(dim=2) for answers in (outputs, teacher))
+            )
         return distill_outputs(outputs, teacher, self.activations, rows_by_level(best, outputs))
 
 
 class GraphClassifier(GraphAnswers):
     """x f32 (N, 3, H, W) -> logits (N, C) of the query's classes."""
 
-    def __init__(self, network: StepNetwork, head: GraphHead, logits: GraphLogits, one_by_one: bool = False) -> None:
+    def __init__(
+        self, network: StepNetwork, head: GraphHead, logits: GraphLogits, one_by_one: bool = False
+    ) -> None:
         super().__init__(network, head, one_by_one)
-        self.logits, self.decoder = logits, logits.decoder
+        self.logits = logits
+        self.decoder = logits.decoder
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits.answer(self.answer(x))
@@ -125,7 +142,9 @@ class GraphClassifier(GraphAnswers):
 class GraphTensors(GraphAnswers):
     """x f32 (N, 3, H, W) -> the outputs of the graph that its task is about: one tensor, or a tuple of them all."""
 
-    def __init__(self, network: StepNetwork, head: GraphHead, decoder: RawOutputs, one_by_one: bool = False) -> None:
+    def __init__(
+        self, network: StepNetwork, head: GraphHead, decoder: RawOutputs, one_by_one: bool = False
+    ) -> None:
         super().__init__(network, head, one_by_one)
         self.decoder = decoder
 
@@ -141,7 +160,12 @@ GraphModel = GraphDetector | GraphClassifier | GraphTensors
 
 
 def build_model(
-    graph: Graph, decoder: str, task: str, classes: Sequence[str], where: str | Path, device: str | torch.device = "cpu"
+    graph: Graph,
+    decoder: str,
+    task: str,
+    classes: Sequence[str],
+    where: str | Path,
+    device: str | torch.device = "cpu",
 ) -> GraphModel:
     """The model of a query with the graph's weights; on the device "meta", or from a graph without weights, with none.
 
@@ -154,7 +178,9 @@ def build_model(
     network = build_graph(graph.document, device)
     if graph.state and torch.device(device).type != "meta":
         network.load_state_dict(graph.state)
-    one_by_one = graph.input.shape[0] != BATCH or any(output.axis is None for output in head.outputs)
+    one_by_one = graph.input.shape[0] != BATCH or any(
+        output.axis is None for output in head.outputs
+    )
     model: GraphModel
     if isinstance(reader, RawOutputs):
         model = GraphTensors(network, head, reader, one_by_one)

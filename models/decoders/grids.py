@@ -17,7 +17,8 @@ ALL_ROWS = slice(None)
 
 def corners(boxes: Array) -> Array:
     """Centre and sides (..., 4) -> x0 y0 x1 y1."""
-    centre, half = boxes[..., :2], boxes[..., 2:4] / 2
+    centre = boxes[..., :2]
+    half = boxes[..., 2:4] / 2
     return library_of(boxes).concatenate([centre - half, centre + half], -1)
 
 
@@ -39,7 +40,8 @@ def grid(size: Size, strides: Sequence[int], like: Array) -> tuple[Array, Array]
 
 @functools.lru_cache(maxsize=32)
 def _grid(size: Size, strides: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    places, steps = [], []
+    places = []
+    steps = []
     for stride in strides:
         rows, columns = (np.arange(-(-side // stride), dtype=np.float32) for side in size)
         x, y = np.meshgrid(columns, rows)

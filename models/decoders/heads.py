@@ -36,14 +36,22 @@ def head_of(graph: Graph) -> GraphHead:
         axis = next((place for place, side in enumerate(output.shape) if BATCH in str(side)), None)
         form = box_form(makers, output.name) if sides[-1:] == (4,) else (False, False)
         tail, sources = tail_of(makers, output.name)
-        outputs.append(Output(output.name, sides, tail, axis, *form, sources, count_before(makers, output.name)))
+        outputs.append(
+            Output(
+                output.name, sides, tail, axis, *form, sources, count_before(makers, output.name)
+            )
+        )
     is_whole = graph.file_input is not None and graph.file_input.dtype == "uint8"
     return GraphHead(tuple(outputs), (int(height), int(width)), graph.metadata, graph.cut, is_whole)
 
 
-def tail_of(makers: Mapping[str, onnx.NodeProto], output: str) -> tuple[frozenset[str], frozenset[str]]:
+def tail_of(
+    makers: Mapping[str, onnx.NodeProto], output: str
+) -> tuple[frozenset[str], frozenset[str]]:
     """The operators between an output and the layers that it comes from, and the outputs of these layers."""
-    operators, layers, seen = set(), set(), set()
+    operators = set()
+    layers = set()
+    seen = set()
     pending = [output]
     while pending:
         name = pending.pop()
@@ -73,7 +81,8 @@ def count_before(makers: Mapping[str, onnx.NodeProto], output: str) -> int:
 
 def box_form(makers: Mapping[str, onnx.NodeProto], name: str) -> tuple[bool, bool]:
     """Whether an output joins differences, then as many sums; and whether it was multiplied by constants last."""
-    is_scaled, node = False, _without_moves(makers, name)
+    is_scaled = False
+    node = _without_moves(makers, name)
     while node is not None and node.op_type in ("Mul", "Div", "Clip"):
         picture = [name for name in node.input if name in makers]
         if node.op_type != "Clip":
@@ -84,7 +93,8 @@ def box_form(makers: Mapping[str, onnx.NodeProto], name: str) -> tuple[bool, boo
     if node is None or node.op_type != "Concat":
         return False, is_scaled
     parts = [_without_moves(makers, part) for part in node.input]
-    kinds, half = [part.op_type if part is not None else "" for part in parts], len(parts) // 2
+    kinds = [part.op_type if part is not None else "" for part in parts]
+    half = len(parts) // 2
     return kinds == ["Sub"] * half + ["Add"] * half and half > 0, is_scaled
 
 

@@ -75,12 +75,22 @@ def distill_outputs(
         kind = torch.zeros(1) if activations is None else activations[index]
         kind = kind.to(theirs.device).expand(1, *theirs.shape[1:])
         if weights is None:
-            probable = torch.where(kind == Activation.NONE, 0, theirs) if bool(kind.any()) else torch.ones_like(theirs)
+            probable = (
+                torch.where(kind == Activation.NONE, 0, theirs)
+                if bool(kind.any())
+                else torch.ones_like(theirs)
+            )
             weights = as_rows(probable, count).amax(dim=2)
-        current, original = (as_rows(_before_activation(values, kind), count) for values in (student, theirs))
+        current, original = (
+            as_rows(_before_activation(values, kind), count) for values in (student, theirs)
+        )
         spread = original.std(dim=(0, 1), correction=0)
-        spread = spread.clamp(min=CONFIG.least_spread * float(original.std(correction=0)) + CONFIG.least_probability)
-        distance = F.smooth_l1_loss(current / spread, original / spread, reduction="none").mean(dim=2)
+        spread = spread.clamp(
+            min=CONFIG.least_spread * float(original.std(correction=0)) + CONFIG.least_probability
+        )
+        distance = F.smooth_l1_loss(current / spread, original / spread, reduction="none").mean(
+            dim=2
+        )
         weights = weights.clamp(0, 1) + CONFIG.background
         losses.append((weights * distance).sum() / weights.sum())
     return torch.stack(losses).mean() if losses else torch.zeros(())
@@ -116,7 +126,9 @@ def _before_activation(output: Tensor, kind: Tensor) -> Tensor:
     return torch.where(kind == Activation.SOFTMAX, output.clamp(min=near).log(), logits)
 
 
-def dense_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None) -> Tensor:
+def dense_loss(
+    boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None
+) -> Tensor:
     """Loss of a detector whose rows may answer for one object together: boxes (N, A, 4), scores (N, A, C).
 
     `points` (N, A, K, 3) are those of the rows, for targets that have points.
@@ -124,34 +136,54 @@ def dense_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor |
     return _assigned_loss(boxes, scores, targets, points, _assign_dynamically)
 
 
-def matched_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None) -> Tensor:
+def matched_loss(
+    boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None = None
+) -> Tensor:
     """Loss of a detector of which one row answers for one object: boxes (N, Q, 4), scores (N, Q, C), and points."""
     return _assigned_loss(boxes, scores, targets, points, _assign_one_to_one)
 
 
-def _assigned_loss(boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None, assign) -> Tensor:
-    target_scores, of_points = torch.zeros_like(scores), scores.new_zeros(())
-    chosen_boxes, objects = [boxes.new_zeros(0, 4)], [boxes.new_zeros(0, 4)]
+def _assigned_loss(
+    boxes: Tensor, scores: Tensor, targets: Targets, points: Tensor | None, assign
+) -> Tensor:
+    target_scores = torch.zeros_like(scores)
+    of_points = scores.new_zeros(())
+    chosen_boxes = [boxes.new_zeros(0, 4)]
+    objects = [boxes.new_zeros(0, 4)]
     for frame, target in enumerate(targets):
-        frame_boxes, labels = target.boxes.to(boxes), target.labels.to(boxes.device)
+        frame_boxes = target.boxes.to(boxes)
+        labels = target.labels.to(boxes.device)
         if not len(labels):
             continue
         row, index = assign(boxes[frame].detach(), scores[frame].detach()[:, labels], frame_boxes)
         chosen_boxes.append(boxes[frame, row])
         objects.append(frame_boxes[index])
-        target_scores[frame, row, labels[index]] = _overlap_of_pairs(boxes[frame, row].detach(), frame_boxes[index]).to(
-            scores.dtype
-        )
+        target_scores[frame, row, labels[index]] = _overlap_of_pairs(
+            boxes[frame, row].detach(), frame_boxes[index]
+        ).to(scores.dtype)
         if points is not None and isinstance(target, PoseTarget):
-            of_points = of_points + _point_distance(points[frame, row], target.points.to(boxes)[index])
-    predicted, theirs = torch.cat(chosen_boxes), torch.cat(objects)
+            of_points = of_points + _point_distance(
+                points[frame, row], target.points.to(boxes)[index]
+            )
+    predicted = torch.cat(chosen_boxes)
+    theirs = torch.cat(objects)
     weight = torch.where(
-        target_scores > 0, target_scores, CONFIG.focal_background * scores.detach() ** CONFIG.focal_power
+        target_scores > 0,
+        target_scores,
+        CONFIG.focal_background * scores.detach() ** CONFIG.focal_power,
     )
-    probable = scores.nan_to_num().clamp(0, 1)  # torch takes nothing else; the loss of nan is nan all the same
-    classes = F.binary_cross_entropy(probable, target_scores, weight=weight, reduction="sum") + 0 * scores.sum()
+    probable = scores.nan_to_num().clamp(
+        0, 1
+    )  # torch takes nothing else; the loss of nan is nan all the same
+    classes = (
+        F.binary_cross_entropy(probable, target_scores, weight=weight, reduction="sum")
+        + 0 * scores.sum()
+    )
     corners = (predicted - theirs).abs().mean(dim=1)
-    of_boxes = CONFIG.box_weight * generalized_box_iou_loss(predicted, theirs) + CONFIG.corner_weight * corners
+    of_boxes = (
+        CONFIG.box_weight * generalized_box_iou_loss(predicted, theirs)
+        + CONFIG.corner_weight * corners
+    )
     return (classes + of_boxes.sum() + CONFIG.corner_weight * of_points) / max(1, len(predicted))
 
 
@@ -159,10 +191,14 @@ def _point_distance(points: Tensor, labelled: Tensor) -> Tensor:
     """Of K points (M, K, 3) of M objects: how far the visible ones are, and how wrong their scores; one number."""
     if points.shape != labelled.shape:
         problem = f"the labels have {labelled.shape[1]} points, the model has {points.shape[1]}"
-        raise InputError("keypoints", problem, "label the points that the file's model finds", "data")
+        raise InputError(
+            "keypoints", problem, "label the points that the file's model finds", "data"
+        )
     visible = (labelled[..., 2] > 0).to(points)
     far = (points[..., :2] - labelled[..., :2]).abs().mean(dim=2) * visible
-    certain = F.binary_cross_entropy(points[..., 2].nan_to_num().clamp(0, 1), visible, reduction="none")
+    certain = F.binary_cross_entropy(
+        points[..., 2].nan_to_num().clamp(0, 1), visible, reduction="none"
+    )
     return (far + certain / points.shape[1]).mean(dim=1).sum()
 
 
@@ -198,7 +234,11 @@ def _assign_one_to_one(boxes: Tensor, scores: Tensor, objects: Tensor) -> tuple[
 
 def _overlap_of_pairs(boxes: Tensor, theirs: Tensor) -> Tensor:
     """IoU of boxes (K, 4) row by row: (K,)."""
-    side = (torch.minimum(boxes[:, 2:], theirs[:, 2:]) - torch.maximum(boxes[:, :2], theirs[:, :2])).clamp(min=0)
+    side = (
+        torch.minimum(boxes[:, 2:], theirs[:, 2:]) - torch.maximum(boxes[:, :2], theirs[:, :2])
+    ).clamp(min=0)
     common = side.prod(dim=1)
-    areas = [(corners[:, 2:] - corners[:, :2]).clamp(min=0).prod(dim=1) for corners in (boxes, theirs)]
+    areas = [
+        (corners[:, 2:] - corners[:, :2]).clamp(min=0).prod(dim=1) for corners in (boxes, theirs)
+    ]
     return common / (sum(areas) - common).clamp(min=CONFIG.least_probability**2)

@@ -72,7 +72,9 @@ class NanoDet(Decoder):
     def _distances(self, outputs: Outputs) -> Array:
         if len(self.levels) == 1:
             return outputs[0][..., self.width :]
-        return library_of(outputs[0]).concatenate([outputs[distances] for _, distances in self.levels], 1)
+        return library_of(outputs[0]).concatenate(
+            [outputs[distances] for _, distances in self.levels], 1
+        )
 
 
 def _single(head: GraphHead) -> Iterator[NanoDet]:
@@ -82,7 +84,14 @@ def _single(head: GraphHead) -> Iterator[NanoDet]:
         width = output.shape[1] - 4 * bins
         if strides and width > 0:
             # NanoDet-Plus has a fourth level, and takes a cell's corner for its centre.
-            yield NanoDet(width, strides, ((0, 0),), bins, 0.0 if len(strides) == 4 else 0.5, _ends_in_sigmoid(head, 0))
+            yield NanoDet(
+                width,
+                strides,
+                ((0, 0),),
+                bins,
+                0.0 if len(strides) == 4 else 0.5,
+                _ends_in_sigmoid(head, 0),
+            )
 
 
 def _by_level(head: GraphHead) -> Iterator[NanoDet]:
@@ -94,13 +103,26 @@ def _by_level(head: GraphHead) -> Iterator[NanoDet]:
         for bins in BINS:
             levels = []
             for count in counts:
-                same = [index for index, output in enumerate(head.outputs) if output.shape[0] == count]
-                pair = [indices for indices in permutations(same, 2) if head.outputs[indices[1]].shape[1] == 4 * bins]
+                same = [
+                    index for index, output in enumerate(head.outputs) if output.shape[0] == count
+                ]
+                pair = [
+                    indices
+                    for indices in permutations(same, 2)
+                    if head.outputs[indices[1]].shape[1] == 4 * bins
+                ]
                 levels += pair[:1]
             widths = {head.outputs[scores].shape[1] for scores, _ in levels}
             if len(levels) == len(strides) and len(widths) == 1:
                 is_plus = 0.0 if len(strides) == 4 else 0.5
-                yield NanoDet(widths.pop(), strides, tuple(levels), bins, is_plus, _ends_in_sigmoid(head, levels[0][0]))
+                yield NanoDet(
+                    widths.pop(),
+                    strides,
+                    tuple(levels),
+                    bins,
+                    is_plus,
+                    _ends_in_sigmoid(head, levels[0][0]),
+                )
 
 
 def _ends_in_sigmoid(head: GraphHead, index: int) -> bool:

@@ -48,7 +48,9 @@ class ClassRows:
     starts: tuple[int, ...]
 
 
-def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, where: str | Path) -> Graph:
+def make_head(
+    graph: Graph, classes: Sequence[str], decoder: str, task: str, where: str | Path
+) -> Graph:
     """The graph with an answer for each of these classes; rows of classes that it had under the same name are kept.
 
     Raises InputError where the rows of its classes cannot be told from the others.
@@ -57,15 +59,22 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
     chosen = choose_decoder(decoder, head, task, None, where)
     former_names = known_names(chosen, graph.metadata) or ()
     names = json.dumps(dict(enumerate(classes)))
-    metadata = {key: text for key, text in graph.metadata.items() if key not in KEYS} | {"names": names}
+    metadata = {key: text for key, text in graph.metadata.items() if key not in KEYS} | {
+        "names": names
+    }
     if tuple(former_names) == tuple(classes):
         return replace(graph, metadata=metadata)
     try:
         rows = find_class_rows(graph, chosen)
         widened = _widen(
-            graph, rows, chosen.width, [former_names.index(name) if name in former_names else None for name in classes]
+            graph,
+            rows,
+            chosen.width,
+            [former_names.index(name) if name in former_names else None for name in classes],
         )
-        widened = replace(widened, metadata=metadata, cut=graph.cut and replace(graph.cut, tail=b""))
+        widened = replace(
+            widened, metadata=metadata, cut=graph.cut and replace(graph.cut, tail=b"")
+        )
         _check(graph, widened, chosen, rows, len(classes), where)
     except _Unclear as error:
         problem = f"its head cannot be made new for {len(classes)} classes: {error}"
@@ -77,7 +86,11 @@ def make_head(graph: Graph, classes: Sequence[str], decoder: str, task: str, whe
     add_note(where, text, "expected for other classes; rows of the same name are kept")
     if graph.cut is not None and graph.cut.tail:
         text = f"what follows its {graph.cut.operator} is made for {chosen.width} classes and is left out"
-        add_note(where, f"{text}: the trained file answers with candidates", "suppress or select them where it runs")
+        add_note(
+            where,
+            f"{text}: the trained file answers with candidates",
+            "suppress or select them where it runs",
+        )
     return widened
 
 
@@ -86,7 +99,9 @@ def start_graph(query: Query) -> Graph:
     assert isinstance(query.init, Path)
     size = None if query.input_size is None else height_width(query.input_size)
     with naming(query):
-        return make_head(load_graph(query.init, size), query.classes, query.decoder, query.task, query.init)
+        return make_head(
+            load_graph(query.init, size), query.classes, query.decoder, query.task, query.init
+        )
 
 
 def trained_graph(model: nn.Module, start: Graph) -> Graph:
@@ -102,10 +117,15 @@ class _Unclear(Exception):
 def find_class_rows(graph: Graph, decoder: Decoder) -> dict[str, ClassRows]:
     """The class rows of each last layer that has some, by the layer's path."""
     shifts, scores = _shifted_scores(graph, decoder)
-    positive = {path: torch.zeros(len(shift), scores.shape[-1], dtype=torch.bool) for path, shift in shifts.items()}
+    positive = {
+        path: torch.zeros(len(shift), scores.shape[-1], dtype=torch.bool)
+        for path, shift in shifts.items()
+    }
     for label in range(scores.shape[-1]):
         total = scores[..., label].sum()
-        slopes = torch.autograd.grad(total, list(shifts.values()), retain_graph=True, allow_unused=True)
+        slopes = torch.autograd.grad(
+            total, list(shifts.values()), retain_graph=True, allow_unused=True
+        )
         for path, slope in zip(shifts, slopes, strict=True):
             if slope is not None:
                 positive[path][:, label] = slope > 0
@@ -117,7 +137,10 @@ def find_class_rows(graph: Graph, decoder: Decoder) -> dict[str, ClassRows]:
     if not rows_by_layer:
         raise _Unclear("no row of its last layers answers for one class alone")
     is_single = decoder.has_objectness and scores.shape[-1] == 1 and len(rows_by_layer) > 1
-    if is_single and sum(len(rows.starts) for rows in rows_by_layer.values()) > len(rows_by_layer) // 2:
+    if (
+        is_single
+        and sum(len(rows.starts) for rows in rows_by_layer.values()) > len(rows_by_layer) // 2
+    ):
         raise _Unclear("its only class cannot be told from its objectness")
     return rows_by_layer
 
@@ -141,7 +164,11 @@ def _shifted_scores(graph: Graph, decoder: Decoder) -> tuple[dict[str, Tensor], 
         def hook(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
             rows = output.shape[-1] if isinstance(layer, nn.Linear) else output.shape[1]
             variable = shifts.setdefault(path, torch.ones(rows, requires_grad=True))
-            variable = variable if isinstance(layer, nn.Linear) else variable.view(-1, *[1] * (output.ndim - 2))
+            variable = (
+                variable
+                if isinstance(layer, nn.Linear)
+                else variable.view(-1, *[1] * (output.ndim - 2))
+            )
             return torch.zeros_like(output) + variable
 
         return hook
@@ -154,7 +181,9 @@ def _shifted_scores(graph: Graph, decoder: Decoder) -> tuple[dict[str, Tensor], 
 def _scores(network: StepNetwork, graph: Graph, decoder: Decoder) -> tuple[Tensor | None, Tensor]:
     """Boxes (None of a classifier) and scores (..., C) of one frame of noise."""
     head = head_of(graph)
-    frame = torch.rand(1, int(graph.input.shape[1]), *head.size, generator=torch.Generator().manual_seed(0))
+    frame = torch.rand(
+        1, int(graph.input.shape[1]), *head.size, generator=torch.Generator().manual_seed(0)
+    )
     outputs = GraphAnswers(network, head, one_by_one=True).answer(frame)
     if isinstance(decoder, Classifier):
         return None, decoder.logits(outputs).softmax(dim=1)
@@ -162,18 +191,28 @@ def _scores(network: StepNetwork, graph: Graph, decoder: Decoder) -> tuple[Tenso
     return boxes, scores
 
 
-def _widen(graph: Graph, rows: dict[str, ClassRows], width: int, sources: Sequence[int | None]) -> Graph:
+def _widen(
+    graph: Graph, rows: dict[str, ClassRows], width: int, sources: Sequence[int | None]
+) -> Graph:
     """The graph with a run of `sources` in place of each run of `width` class rows; None makes a row new."""
-    model, state = onnx.load_from_string(graph.document), dict(graph.state)
+    model = onnx.load_from_string(graph.document)
+    state = dict(graph.state)
     draws = torch.Generator().manual_seed(0)
-    last_rows = {len(graph.state[f"{path}.weight"]) for path in last_layers(build_graph(graph.document, "meta"))}
+    last_rows = {
+        len(graph.state[f"{path}.weight"])
+        for path in last_layers(build_graph(graph.document, "meta"))
+    }
     sizes = {width + extra: len(sources) + extra for extra in {*BOX_COLUMNS, *last_rows}}
     for path, layer_rows in rows.items():
         before = len(state[f"{path}.weight"])
         for name in (name for name in (f"{path}.weight", f"{path}.bias") if name in state):
             state[name] = _replace_rows(state[name], layer_rows.starts, width, sources, draws)
-        runs, extra = len(layer_rows.starts), before - width * len(layer_rows.starts)
-        sizes |= {before: len(state[f"{path}.weight"]), width + extra // runs: len(sources) + extra // runs}
+        runs = len(layer_rows.starts)
+        extra = before - width * len(layer_rows.starts)
+        sizes |= {
+            before: len(state[f"{path}.weight"]),
+            width + extra // runs: len(sources) + extra // runs,
+        }
     _resize(model, graph.state, state)
     _renumber(model, rows, sizes)
     widened = replace(graph, document=model.SerializeToString(deterministic=True), state=state)
@@ -181,9 +220,14 @@ def _widen(graph: Graph, rows: dict[str, ClassRows], width: int, sources: Sequen
 
 
 def _replace_rows(
-    tensor: Tensor, starts: Sequence[int], width: int, sources: Sequence[int | None], draws: torch.Generator
+    tensor: Tensor,
+    starts: Sequence[int],
+    width: int,
+    sources: Sequence[int | None],
+    draws: torch.Generator,
 ) -> Tensor:
-    parts, end = [], 0
+    parts = []
+    end = 0
     for start in starts:
         old = tensor[start : start + width]
         new = torch.randn(len(sources), *tensor.shape[1:], generator=draws) * FIRST_SPREAD
@@ -211,7 +255,11 @@ def _resize(model: onnx.ModelProto, before: dict[str, Tensor], after: dict[str, 
 
 def _renumber(model: onnx.ModelProto, rows: dict[str, ClassRows], sizes: dict[int, int]) -> None:
     """Replace sizes that follow the number of classes in what comes after the changed layers."""
-    constants = {value.name: value for value in model.graph.initializer if value.data_type == onnx.TensorProto.INT64}
+    constants = {
+        value.name: value
+        for value in model.graph.initializer
+        if value.data_type == onnx.TensorProto.INT64
+    }
     after = {f"{path}.{name}" for path in rows for name in ("weight", "bias")}
     for node in model.graph.node:
         if not after.intersection(node.input):
@@ -227,7 +275,9 @@ def _renumber(model: onnx.ModelProto, rows: dict[str, ClassRows], sizes: dict[in
                 for size, changed in sizes.items():
                     new[old == size] = changed
                 if (new != old).any():
-                    model.graph.initializer.append(numpy_helper.from_array(new, f"{name}.of.{node.output[0]}"))
+                    model.graph.initializer.append(
+                        numpy_helper.from_array(new, f"{name}.of.{node.output[0]}")
+                    )
                     node.input[place] = f"{name}.of.{node.output[0]}"
 
 
@@ -240,7 +290,9 @@ def _describe_outputs(graph: Graph, model: onnx.ModelProto) -> Graph:
             outputs = network(torch.zeros(1, *(int(size) for size in graph.input.shape[1:])))
     except Exception as error:  # a size that was left or changed wrongly can fail in any operator
         text = " ".join(str(error).split())[:80]
-        raise _Unclear(f"a size in its graph follows the classes in a way not known ({text})") from error
+        raise _Unclear(
+            f"a size in its graph follows the classes in a way not known ({text})"
+        ) from error
     infos = []
     for value, info, output in zip(model.graph.output, graph.outputs, outputs, strict=True):
         sizes = [_new_size(old, new) for old, new in zip(info.shape, output.shape, strict=True)]
@@ -250,7 +302,9 @@ def _describe_outputs(graph: Graph, model: onnx.ModelProto) -> Graph:
             else:
                 dimension.dim_param = size
         infos.append(TensorInfo(info.name, info.dtype, tuple(sizes)))
-    return replace(graph, document=model.SerializeToString(deterministic=True), outputs=tuple(infos))
+    return replace(
+        graph, document=model.SerializeToString(deterministic=True), outputs=tuple(infos)
+    )
 
 
 def _new_size(old: int | str, new: int) -> int | str:
@@ -261,7 +315,14 @@ def _new_size(old: int | str, new: int) -> int | str:
 
 
 @torch.no_grad()
-def _check(old: Graph, new: Graph, decoder: Decoder, rows: dict[str, ClassRows], width: int, where: str | Path) -> None:
+def _check(
+    old: Graph,
+    new: Graph,
+    decoder: Decoder,
+    rows: dict[str, ClassRows],
+    width: int,
+    where: str | Path,
+) -> None:
     """Raise unless the new graph has the same boxes, and class rows where they were put."""
     changed = choose_decoder(decoder.name, head_of(new), decoder.task, width, where)
     if changed.width != width:

@@ -54,7 +54,16 @@ def find_outputs(head: GraphHead, task: str, width: int, where: str | Path) -> R
         is_flat = task == "embedding" and len(shape) == 4 and shape[2:] == (1, 1)
         is_single = task == "segmentation" and width == 2 and len(shape) == 4 and shape[1] == 1
         if is_flat or is_single or not task_of(task).find_misfit([shape], width):
-            last = [name for name in ("Softmax", "Sigmoid") if name in output.tail and task == "segmentation"]
+            last = [
+                name
+                for name in ("Softmax", "Sigmoid")
+                if name in output.tail and task == "segmentation"
+            ]
             return RawOutputs(index, (last or [""])[0], is_flat, is_single)
     problem = task_of(task).find_misfit(shapes, width) or f"has no output for {task}"
-    raise InputError(where, problem, HINTS.get(task, f"take a model of the zoo for {task}, or the task tensor"), "task")
+    raise InputError(
+        where,
+        problem,
+        HINTS.get(task, f"take a model of the zoo for {task}, or the task tensor"),
+        "task",
+    )

@@ -49,14 +49,25 @@ class GraphBoxes(BoxReader):
     def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
         """The best ones; only rows that can reach `min_score` are decoded."""
         frames = range(len(outputs[0]))
-        return [self._of_frame([output[frame : frame + 1] for output in outputs], min_score) for frame in frames]
+        return [
+            self._of_frame([output[frame : frame + 1] for output in outputs], min_score)
+            for frame in frames
+        ]
 
     def _of_frame(self, outputs: Sequence[np.ndarray], min_score: float) -> Candidates:
         bounds = self.decoder.bounds(outputs)
         rows = ALL_ROWS if bounds is None else np.flatnonzero(bounds[0] >= min_score)
         decoded = self.decode(outputs, rows)
-        shapes = {name: values[0] for name, values in self.decoder.shapes(outputs, self.size, rows).items()}
-        best = choose_best(*(part[0] for part in decoded), min_score=min_score, max_candidates=MAX_CANDIDATES, **shapes)
+        shapes = {
+            name: values[0]
+            for name, values in self.decoder.shapes(outputs, self.size, rows).items()
+        }
+        best = choose_best(
+            *(part[0] for part in decoded),
+            min_score=min_score,
+            max_candidates=MAX_CANDIDATES,
+            **shapes,
+        )
         place = getattr(self.decoder, "prototypes", None)
         return best if place is None else best._replace(prototypes=outputs[place][0])
 
@@ -79,7 +90,9 @@ class GraphLogits:
 GraphReader = GraphBoxes | GraphLogits | RawOutputs
 
 
-def choose_reader(head: GraphHead, decoder: str, task: str, classes: Sequence[str], where: str | Path) -> GraphReader:
+def choose_reader(
+    head: GraphHead, decoder: str, task: str, classes: Sequence[str], where: str | Path
+) -> GraphReader:
     """What reads a network's outputs for a query. Raises InputError when no decoder fits, or the classes do not."""
     if not TASKS[task].has_decoder:
         return find_outputs(head, task, len(classes), where)

@@ -66,7 +66,10 @@ def order_by_weight(outputs: Iterable[tuple[int, Output]]) -> list[tuple[int, Ou
 
     Auxiliary heads branch off earlier; of a head and its softmax the first counts.
     """
-    return sorted(outputs, key=lambda pair: (bool(AUXILIARY.search(pair[1].name)), -pair[1].depth // 2, pair[0]))
+    return sorted(
+        outputs,
+        key=lambda pair: (bool(AUXILIARY.search(pair[1].name)), -pair[1].depth // 2, pair[0]),
+    )
 
 
 def are_rivals(output: Output, other: Output) -> bool:
@@ -97,7 +100,16 @@ class GraphHead:
     @property
     def has_levels(self) -> bool:
         """Whether several outputs (A, 4) of unlike sizes are boxes, as of a pyramid: a pair of outputs is not all."""
-        return len({output.shape[0] for output in self.outputs if len(output.shape) == 2 and output.shape[1] == 4}) > 1
+        return (
+            len(
+                {
+                    output.shape[0]
+                    for output in self.outputs
+                    if len(output.shape) == 2 and output.shape[1] == 4
+                }
+            )
+            > 1
+        )
 
     def cells(self, strides: Sequence[int]) -> int:
         """How many cells the grids of these strides have."""
@@ -105,7 +117,9 @@ class GraphHead:
 
     def strides(self, rows: int, *choices: Sequence[int], anchors: int = 1) -> tuple[int, ...]:
         """The first choice whose cells, with so many anchors each, are the rows of an output; empty if none is."""
-        return next((tuple(strides) for strides in choices if self.cells(strides) * anchors == rows), ())
+        return next(
+            (tuple(strides) for strides in choices if self.cells(strides) * anchors == rows), ()
+        )
 
 
 PLACES = ("index", "boxes", "scores", "points", "extras", "prototypes")
@@ -178,7 +192,11 @@ DECODERS: Registry[type[Decoder]] = Registry("gemel.decoders", "decoder", Decode
 def point_shape(metadata: Mapping[str, str]) -> tuple[int, int] | None:
     """How many points an object has, and how many values a point; None where the metadata do not say it."""
     shape = parse(metadata.get("kpt_shape"))
-    is_shape = isinstance(shape, list | tuple) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+    is_shape = (
+        isinstance(shape, list | tuple)
+        and len(shape) == 2
+        and all(isinstance(size, int) for size in shape)
+    )
     return (shape[0], shape[1]) if is_shape and shape[0] > 0 and shape[1] in (2, 3) else None
 
 

@@ -45,29 +45,45 @@ class Ssd(Decoder):
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Outputs (A, 4) and (A, C) in any order, the scores 0..1; a softmax has a background first."""
-        flat = [(index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2]
+        flat = [
+            (index, output) for index, output in enumerate(head.outputs) if len(output.shape) == 2
+        ]
         options = head.cut.attributes if head.cut else {}
-        overlap, chosen = options.get("iou_threshold", OVERLAP), head.cut is not None and head.cut.operator == "TopK"
+        overlap = options.get("iou_threshold", OVERLAP)
+        chosen = head.cut is not None and head.cut.operator == "TopK"
         if head.has_levels or (chosen and head.metadata.get("author") == ULTRALYTICS):
             return []
         least = MIN_ROWS if chosen or head.cut is None else 0
         for boxes, candidate in flat:
             for scores, other in flat:
-                rows, columns = candidate.shape[0], other.shape[0] < other.shape[1]
+                rows = candidate.shape[0]
+                columns = other.shape[0] < other.shape[1]
                 count, channels = other.shape[::-1] if columns else other.shape
-                if boxes == scores or rows <= least or candidate.shape != (count, 4) or not _are_scores(other):
+                if (
+                    boxes == scores
+                    or rows <= least
+                    or candidate.shape != (count, 4)
+                    or not _are_scores(other)
+                ):
                     continue
                 background = int("Softmax" in other.tail)
-                is_grid = any(head.strides(rows, *STRIDES, anchors=anchors) for anchors in (1, ANCHORS))
+                is_grid = any(
+                    head.strides(rows, *STRIDES, anchors=anchors) for anchors in (1, ANCHORS)
+                )
                 return [
                     cls(
-                        channels - background, boxes, scores, background,
+                        channels - background,
+                        boxes,
+                        scores,
+                        background,
                         in_pixels=is_grid and "gemel.preprocess" not in head.metadata,
-                        y_first=TENSORFLOW in candidate.name, columns=columns,
+                        y_first=TENSORFLOW in candidate.name,
+                        columns=columns,
                         centred=bool(options.get("box_coding") or options.get("center_point_box")),
-                        nms_iou=None if chosen else overlap, is_yolo_nas=_is_yolo_nas(head),
+                        nms_iou=None if chosen else overlap,
+                        is_yolo_nas=_is_yolo_nas(head),
                     )
-                ]  # fmt: skip
+                ]
         return []
 
     def preprocess(self, metadata: Mapping[str, str], size: Size) -> Preprocess | None:
@@ -78,11 +94,16 @@ class Ssd(Decoder):
     def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""
         scores = outputs[self.scores]
-        return scores[:, self.background :].max(1) if self.columns else scores[..., self.background :].max(-1)
+        return (
+            scores[:, self.background :].max(1)
+            if self.columns
+            else scores[..., self.background :].max(-1)
+        )
 
     def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
         """Boxes as x0 y0 x1 y1 in fractions."""
-        boxes, scores = as_float(outputs[self.boxes])[:, rows], as_float(outputs[self.scores])
+        boxes = as_float(outputs[self.boxes])[:, rows]
+        scores = as_float(outputs[self.scores])
         scores = scores[..., rows].swapaxes(1, 2) if self.columns else scores[:, rows]
         scores = scores[..., self.background :]
         if self.centred:
@@ -95,7 +116,9 @@ class Ssd(Decoder):
 def _is_yolo_nas(head: GraphHead) -> bool:
     """Whether the names of the file's outputs are those of super-gradients, before or behind its suppression."""
     names = {output.name for output in head.outputs} | set(head.cut.outputs if head.cut else ())
-    return any(all(any(name.endswith(end) for name in names) for end in ends) for ends in ((FLAT,), PAIR))
+    return any(
+        all(any(name.endswith(end) for name in names) for end in ends) for ends in ((FLAT,), PAIR)
+    )
 
 
 def _are_scores(output: Output) -> bool:

@@ -40,19 +40,24 @@ class Yolo(Decoder):
         extra = count_extra(head)
         decoders = []
         for index, output in enumerate(head.outputs):
-            is_text = "Softmax" in output.tail and "Sigmoid" not in output.tail  # odds of letters, one after the other
+            is_text = (
+                "Softmax" in output.tail and "Sigmoid" not in output.tail
+            )  # odds of letters, one after the other
             if len(output.shape) == 2 and not is_text and not output.tail >= ROTATION:
                 rows = output.shape[0] > output.shape[1]
                 channels, count = sorted(output.shape)
                 width = channels - 4 - extra
                 is_anchor = not rows and count >= MIN_COLUMNS
                 if width > 0 and (is_anchor or head.strides(count, *STRIDES)):
-                    decoders.append(cls(width, index, rows, head.family.startswith(CORNER_FAMILIES)))
+                    decoders.append(
+                        cls(width, index, rows, head.family.startswith(CORNER_FAMILIES))
+                    )
         return decoders[:1]
 
     def bounds(self, outputs: Outputs) -> Array:
         """The best score of each row."""
-        values, classes = outputs[self.index], slice(4, 4 + self.width)
+        values = outputs[self.index]
+        classes = slice(4, 4 + self.width)
         return values[..., classes].max(-1) if self.rows else values[:, classes].max(1)
 
     def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:

@@ -41,7 +41,9 @@ class YoloParts(Decoder):
         if self.boxes == self.scores:
             values = as_float(outputs[self.boxes])[..., rows].swapaxes(1, 2)
             return values[..., :4], values[..., 4 : 4 + self.width], values[..., 4 + self.width :]
-        boxes, scores, extras = (as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores, self.extras))
+        boxes, scores, extras = (
+            as_float(outputs[place])[:, rows] for place in (self.boxes, self.scores, self.extras)
+        )
         return boxes, scores, extras
 
     def decode(self, outputs: Outputs, size: Size, rows: Rows = ALL_ROWS) -> Boxes:
@@ -55,17 +57,25 @@ def place_parts(head: GraphHead, extra: int) -> tuple[int, int, int, int, float 
 
     After a cut, scores come before boxes, and before columns of the same width.
     """
-    flat = [(place, output.shape) for place, output in enumerate(head.outputs) if len(output.shape) == 2]
+    flat = [
+        (place, output.shape) for place, output in enumerate(head.outputs) if len(output.shape) == 2
+    ]
     if len(flat) == 1:
         ((place, (channels, count)),) = flat
         width = channels - 4 - extra
-        return (width, place, place, place, 0.7) if width > 0 and head.strides(count, *STRIDES) else None
+        return (
+            (width, place, place, place, 0.7)
+            if width > 0 and head.strides(count, *STRIDES)
+            else None
+        )
     if head.cut is None or len(flat) != 3 or len({shape[0] for _, shape in flat}) > 1:
         return None
     sides = [output for output in flat if output[1][1] == 4]
     if not sides or not head.strides(flat[0][1][0], *STRIDES):
         return None
-    (scores, (_, width)), (extras, (_, columns)) = (output for output in flat if output is not sides[-1])
+    (scores, (_, width)), (extras, (_, columns)) = (
+        output for output in flat if output is not sides[-1]
+    )
     if columns != extra:
         scores, width, extras, columns = extras, columns, scores, width
     iou = None if head.cut.operator == "TopK" else head.cut.attributes.get("iou_threshold", 0.7)
@@ -102,7 +112,9 @@ class YoloObb(YoloParts):
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """As the metadata say, or the sine and cosine by which the graph places boxes."""
-        turned = head.metadata.get("task") == "obb" or any(output.tail >= ROTATION for output in head.outputs)
+        turned = head.metadata.get("task") == "obb" or any(
+            output.tail >= ROTATION for output in head.outputs
+        )
         parts = place_parts(head, 1) if turned else None
         return [cls(*parts)] if parts else []
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from gemel.models.arrays import library_of
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
-from gemel.models.decoders.registry import Decoder, GraphHead, Outputs, Poses, class_names, point_shape
+from gemel.models.decoders.registry import (
+    Decoder,
+    GraphHead,
+    Outputs,
+    Poses,
+    class_names,
+    point_shape,
+)
 from gemel.models.decoders.yolo import STRIDES
 from gemel.models.decoders.yolo_parts import YoloParts, place_parts
 from gemel.models.preprocess import Size
@@ -29,11 +36,9 @@ class YoloPose(YoloParts):
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """One output with a column for each cell, or three that entered what was cut off."""
-        shapes, names, shape = (
-            [output.shape for output in head.outputs],
-            class_names(head.metadata),
-            point_shape(head.metadata),
-        )
+        shapes = [output.shape for output in head.outputs]
+        names = class_names(head.metadata)
+        shape = point_shape(head.metadata)
         if shape is not None:
             parts = place_parts(head, shape[0] * shape[1])
             return [cls(*parts, *shape)] if parts and len(shapes) in (1, 3) else []

@@ -49,7 +49,9 @@ def layer_flops(module: nn.Module, input_size: InputSize) -> list[tuple[str, int
             if not any(leaf.children()):
                 hooks.append(
                     leaf.register_forward_hook(
-                        lambda _module, _inputs, _outputs, path=path: done.append((path, counter.get_total_flops()))
+                        lambda _module, _inputs, _outputs, path=path: done.append(
+                            (path, counter.get_total_flops())
+                        )
                     )
                 )
         try:
@@ -86,7 +88,8 @@ class _LiveBytes(TorchDispatchMode):
         return out
 
     def _see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)

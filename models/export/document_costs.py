@@ -84,11 +84,15 @@ def _count(query: BundleQuery, document: bytes) -> DocumentCost:
         calls += node.op_type not in UNCALLED
         if node.op_type in PRODUCTS:
             total += _count_node(node, sizes)
-        owners = {key_of_weight(query, name).rpartition(".")[0] for name in node.input if name in weights}
+        owners = {
+            key_of_weight(query, name).rpartition(".")[0] for name in node.input if name in weights
+        }
         layers += [(owner, total) for owner in sorted(owners) if owner]
         if node.op_type == "BatchNormalization":
             norms |= owners
-    return DocumentCost(total, _count_live_bytes(graph, sizes), calls, frozenset(norms), (*layers, ("", total)))
+    return DocumentCost(
+        total, _count_live_bytes(graph, sizes), calls, frozenset(norms), (*layers, ("", total))
+    )
 
 
 def _infer_sizes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Size | None]]:
@@ -97,7 +101,9 @@ def _infer_sizes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Siz
 
     model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     graph = model.graph
-    sizes = {value.name: _size_of(value) for value in (*graph.input, *graph.output, *graph.value_info)}
+    sizes = {
+        value.name: _size_of(value) for value in (*graph.input, *graph.output, *graph.value_info)
+    }
     return model, sizes | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
 
 
@@ -111,13 +117,17 @@ def _unsqueeze_scalars(model: onnx.ModelProto, sizes: Mapping[str, Size | None])
     changed = [
         node
         for node in model.graph.node
-        if node.op_type == "Reshape" and sizes.get(node.input[0]) == () and sizes.get(node.output[0]) == (1,)
+        if node.op_type == "Reshape"
+        and sizes.get(node.input[0]) == ()
+        and sizes.get(node.output[0]) == (1,)
     ]
     for node in changed:
         node.op_type, node.input[1] = "Unsqueeze", AXIS
         del node.attribute[:]
     if changed:
-        model.graph.initializer.append(onnx.helper.make_tensor(AXIS, onnx.TensorProto.INT64, (1,), (0,)))
+        model.graph.initializer.append(
+            onnx.helper.make_tensor(AXIS, onnx.TensorProto.INT64, (1,), (0,))
+        )
         del model.graph.value_info[:]
     return bool(changed)
 
@@ -135,7 +145,9 @@ def _count_node(node: onnx.NodeProto, sizes: Mapping[str, Size | None]) -> int:
     output = sizes.get(node.output[0])
     if output is None or inputs[0] is None:
         return 0
-    options = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    options = {
+        attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+    }
     if isinstance(options.get("equation"), bytes):
         options["equation"] = options["equation"].decode()
     return math.prod(output) * count_products(node.op_type, inputs, [output], options)

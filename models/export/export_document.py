@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 def export_documents(
-    models: Mapping[str, nn.Module], queries: Sequence[BundleQuery], exported: dict[str, bytes | None] | None = None
+    models: Mapping[str, nn.Module],
+    queries: Sequence[BundleQuery],
+    exported: dict[str, bytes | None] | None = None,
 ) -> dict[str, bytes]:
     """The document of each query whose network is not one already, exported once for each architecture.
 
@@ -82,7 +84,9 @@ def _try_export(model: nn.Module, query: BundleQuery) -> bytes | None:
         return export_document(model, query.input_size)
     except InputError as error:
         hint = "it runs only where gemel[merge] is installed"
-        add_note(f"query {query.id}", f"{query.model} has no graph in the bundle: {error.problem}", hint)
+        add_note(
+            f"query {query.id}", f"{query.model} has no graph in the bundle: {error.problem}", hint
+        )
         return None
 
 
@@ -115,5 +119,8 @@ def _take_weights_out(model: onnx_ir.Model, state: Mapping[str, Tensor]) -> None
             continue
         shape = ir.Shape(tuple(state[key].shape))
         nbytes = math.prod(state[key].shape) * state[key].element_size()
-        value.const_value = ir.ExternalTensor(WEIGHTS_FILE, 0, nbytes, tensor.dtype, shape=shape, name=key)
-        value.shape, value.type = shape, ir.TensorType(tensor.dtype)
+        value.const_value = ir.ExternalTensor(
+            WEIGHTS_FILE, 0, nbytes, tensor.dtype, shape=shape, name=key
+        )
+        value.shape = shape
+        value.type = ir.TensorType(tensor.dtype)

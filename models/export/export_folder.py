@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from gemel.models.errors import InputError
-from gemel.models.export.onnx_file import DYNAMIC, Batch, ExportedModel, Shape, check_graph, describe_file
+from gemel.models.export.onnx_file import (
+    DYNAMIC,
+    Batch,
+    ExportedModel,
+    Shape,
+    check_graph,
+    describe_file,
+)
 from gemel.models.export.query_export import query_graph
 from gemel.models.files.io import check_apart, check_output, describe_problem
 from gemel.models.graph.proto_graph import ProtoGraph, refer_to_file
@@ -36,7 +43,16 @@ PAGE_BYTES, LINE_BYTES, LARGE_BYTES = 4096, 64, 65_536
 Layout = Literal["flat", "triton"]
 MAX_BATCH = 8
 """Frames that a Triton server joins at most, of a model that takes any number."""
-_TRITON_TYPES = {1: "FP32", 2: "UINT8", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "FP16", 11: "FP64"}
+_TRITON_TYPES = {
+    1: "FP32",
+    2: "UINT8",
+    3: "INT8",
+    6: "INT32",
+    7: "INT64",
+    9: "BOOL",
+    10: "FP16",
+    11: "FP64",
+}
 
 
 @dataclass(frozen=True)
@@ -82,12 +98,20 @@ def export_folder(
                 weights = _Weights(file)
                 graphs = {}
                 for query in bundle.queries:
-                    graphs[query.id] = weights.write(query_graph(bundle, query.id, batch, _scaled_apart(bundle, query)))
+                    graphs[query.id] = weights.write(
+                        query_graph(bundle, query.id, batch, _scaled_apart(bundle, query))
+                    )
                 file.flush()
                 os.fsync(file.fileno())
-            files = {query: _write_graph(graph, temporary / f"{query}.onnx", folder) for query, graph in graphs.items()}
+            files = {
+                query: _write_graph(graph, temporary / f"{query}.onnx", folder)
+                for query, graph in graphs.items()
+            }
             if layout == "triton":
-                files = {query: _move_to_repository(temporary, query, file) for query, file in files.items()}
+                files = {
+                    query: _move_to_repository(temporary, query, file)
+                    for query, file in files.items()
+                }
                 (temporary / WEIGHTS).unlink()
             os.replace(temporary, folder)
         finally:
@@ -105,7 +129,9 @@ def _scaled_apart(bundle: Bundle, query: BundleQuery) -> set[str]:
     paths = set()
     for key, name in query.tensors.items():
         if (query_scale := scale_of(query, key)) is not None:
-            member_scales = (scale_of(bundle.query(other), place) for other, place in members.get(name, ()))
+            member_scales = (
+                scale_of(bundle.query(other), place) for other, place in members.get(name, ())
+            )
             if any(other != query_scale for other in member_scales):
                 paths.add(key.removesuffix(".weight").removeprefix("network."))
     return paths
@@ -115,7 +141,8 @@ class _Weights:
     """The file of weights in the making: the offset of each content."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.nbytes = file, 0
+        self._file = file
+        self.nbytes = 0
         self._offsets: dict[bytes, int] = {}
 
     def write(self, graph: ProtoGraph) -> onnx.ModelProto:
@@ -158,7 +185,10 @@ def _move_to_repository(temporary: Path, query: str, file: ExportedModel) -> Exp
     (temporary / file.path.name).rename(path)
     os.link(temporary / WEIGHTS, version / WEIGHTS)
     model = onnx.load(path, load_external_data=False)
-    types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    types = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*model.graph.input, *model.graph.output)
+    }
     (temporary / query / "config.pbtxt").write_text(triton_config(query, file, types))
     return replace(file, path=file.path.parent / query / "1" / path.name)
 
@@ -170,11 +200,17 @@ def triton_config(name: str, file: ExportedModel, types: Mapping[str, int]) -> s
     """
     shapes = (*file.inputs.values(), *file.outputs.values())
     joins = file.batch == DYNAMIC and all(shape and isinstance(shape[0], str) for shape in shapes)
-    lines = [f'name: "{name}"', 'platform: "onnxruntime_onnx"', f"max_batch_size: {MAX_BATCH if joins else 0}"]
+    lines = [
+        f'name: "{name}"',
+        'platform: "onnxruntime_onnx"',
+        f"max_batch_size: {MAX_BATCH if joins else 0}",
+    ]
     for kind, values in (("input", file.inputs), ("output", file.outputs)):
         for value, shape in values.items():
             sizes = _triton_sizes(shape[1:] if joins else shape)
-            lines.append(f'{kind} {{ name: "{value}" data_type: TYPE_{_TRITON_TYPES[types[value]]} dims: [{sizes}] }}')
+            lines.append(
+                f'{kind} {{ name: "{value}" data_type: TYPE_{_TRITON_TYPES[types[value]]} dims: [{sizes}] }}'
+            )
     return "\n".join([*lines, ""])
 
 

@@ -18,7 +18,12 @@ from gemel.models.decoders.heads import BATCH, head_of
 from gemel.models.decoders.readers import GraphReader, choose_reader
 from gemel.models.decoders.registry import GraphHead
 from gemel.models.errors import InputError
-from gemel.models.objects.candidates import MAX_CANDIDATES, BoxReader, DecodedReader, SuppressedReader
+from gemel.models.objects.candidates import (
+    MAX_CANDIDATES,
+    BoxReader,
+    DecodedReader,
+    SuppressedReader,
+)
 from gemel.models.predictions import Prediction
 from gemel.models.tasks import task_of
 
@@ -94,7 +99,9 @@ class OutputReader:
     """
 
     def __init__(self, query: BundleQuery, outputs: NetworkOutputs) -> None:
-        self.query, self._described, self._task = query, outputs, task_of(query)
+        self.query = query
+        self._described = outputs
+        self._task = task_of(query)
         reader = reader_of(query, outputs)
         self._boxes = reader if isinstance(reader, BoxReader) else None
         self._graph = reader if isinstance(reader, GraphReader) else None
@@ -120,11 +127,19 @@ class OutputReader:
             return self._graph.answer(outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def predictions(self, outputs: Any, sizes: Sequence[tuple[int, int]], min_score: float = 0.0) -> list[Prediction]:
+    def predictions(
+        self, outputs: Any, sizes: Sequence[tuple[int, int]], min_score: float = 0.0
+    ) -> list[Prediction]:
         """What `join` gave as predictions, one a frame; places in pixels of frames of `sizes` (width, height)."""
         query = self.query
-        return self._task.predictions(self._boxes, outputs, sizes, query.classes, min_score, query.preprocess)
+        return self._task.predictions(
+            self._boxes, outputs, sizes, query.classes, min_score, query.preprocess
+        )
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32, copy=False) if np.issubdtype(values.dtype, np.floating) else values
+    return (
+        values.astype(np.float32, copy=False)
+        if np.issubdtype(values.dtype, np.floating)
+        else values
+    )

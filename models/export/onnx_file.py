@@ -44,20 +44,31 @@ class ExportedModel:
     def to_json(self) -> dict[str, Any]:
         """The value as `gemel bundle export --json` prints it."""
         inputs, outputs = (
-            {name: list(shape) for name, shape in shapes.items()} for shapes in (self.inputs, self.outputs)
+            {name: list(shape) for name, shape in shapes.items()}
+            for shapes in (self.inputs, self.outputs)
         )
-        metadata = {key: json.loads(text) if key.startswith(OWN) else text for key, text in self.metadata.items()}
+        metadata = {
+            key: json.loads(text) if key.startswith(OWN) else text
+            for key, text in self.metadata.items()
+        }
         return {
-            "file": str(self.path), "opset": self.opset, "batch": self.batch, "inputs": inputs, "outputs": outputs,
-            "bytes": self.nbytes, "metadata": metadata,
-        }  # fmt: skip
+            "file": str(self.path),
+            "opset": self.opset,
+            "batch": self.batch,
+            "inputs": inputs,
+            "outputs": outputs,
+            "bytes": self.nbytes,
+            "metadata": metadata,
+        }
 
 
 def write_file(graph: ProtoGraph, path: Path) -> ExportedModel:
     """Write a graph with its weights as one file."""
     if graph.constant_bytes > MAX_FILE_BYTES:
         hint = "it can hold 2 GiB; `gemel bundle export BUNDLE -o DIR` has no such limit"
-        raise InputError(path, f"{graph.constant_bytes} bytes of weights do not fit one ONNX file", hint)
+        raise InputError(
+            path, f"{graph.constant_bytes} bytes of weights do not fit one ONNX file", hint
+        )
     proto = graph.to_proto()
     check_graph(proto, path)
     data = proto.SerializeToString()
@@ -68,11 +79,14 @@ def write_file(graph: ProtoGraph, path: Path) -> ExportedModel:
 
 def describe_file(path: Path, proto: onnx.ModelProto, nbytes: int) -> ExportedModel:
     """What a written file takes and gives."""
-    inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
+    inputs = _shapes(proto.graph.input)
+    outputs = _shapes(proto.graph.output)
     first = next(iter(inputs.values()))[0]
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     opset = next(entry.version for entry in proto.opset_import if not entry.domain)
-    return ExportedModel(path, opset, first if isinstance(first, int) else DYNAMIC, inputs, outputs, nbytes, metadata)
+    return ExportedModel(
+        path, opset, first if isinstance(first, int) else DYNAMIC, inputs, outputs, nbytes, metadata
+    )
 
 
 def check_graph(model: onnx.ModelProto | Path, path: Path) -> None:
@@ -88,6 +102,8 @@ def check_graph(model: onnx.ModelProto | Path, path: Path) -> None:
 
 def _shapes(values: Any) -> dict[str, Shape]:
     return {
-        value.name: tuple(axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim)
+        value.name: tuple(
+            axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim
+        )
         for value in values
     }

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from gemel.models.graph.proto_graph import ProtoGraph
 
 
-def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch | None = None) -> ExportedModel:
+def export_query(
+    bundle: Bundle, query_id: str, path: str | Path, batch: Batch | None = None
+) -> ExportedModel:
     """Write one query of a bundle with its own tensors; classes and preprocessing are in the metadata.
 
     Raises InputError for an unknown query, a batch that its network does not take, a path that cannot be written and a
@@ -57,7 +59,8 @@ def query_graph(
 
         graph, outputs = trace_query(bundle, query, batch)
     else:
-        document, tensors = bundle.document_of(query_id), BundleArrays(bundle)
+        document = bundle.document_of(query_id)
+        tensors = BundleArrays(bundle)
         outputs = describe_outputs(query, document)
 
         def array_of(name: str) -> np.ndarray:

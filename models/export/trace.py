@@ -63,11 +63,15 @@ def graph_of(model: onnx_ir.Model) -> ProtoGraph:
     return ProtoGraph(onnx_ir.to_proto(model))
 
 
-def trace_query(bundle: Bundle, query: BundleQuery, batch: Batch | None) -> tuple[ProtoGraph, NetworkOutputs]:
+def trace_query(
+    bundle: Bundle, query: BundleQuery, batch: Batch | None
+) -> tuple[ProtoGraph, NetworkOutputs]:
     """The network of a query whose document its bundle does not hold, and what its outputs mean."""
     module = bundle.build(query.id)
     graph = graph_of(trace_graph(module, bundle.path, query.input_size, batch))
-    return graph, NetworkOutputs(_batch_of(module, batch, bundle.path) == 1, **describe_outputs(module))
+    return graph, NetworkOutputs(
+        _batch_of(module, batch, bundle.path) == 1, **describe_outputs(module)
+    )
 
 
 def describe_outputs(model: nn.Module) -> dict[str, Any]:
@@ -108,7 +112,9 @@ def _batch_of(module: nn.Module, batch: Batch | None, path: str | Path) -> Batch
     if batch == DYNAMIC and two_stage:
         raise InputError(path, "a two-stage detector needs a fixed batch", "give a number", "batch")
     if batch != DYNAMIC and batch < 1:
-        raise InputError(path, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch")
+        raise InputError(
+            path, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch"
+        )
     return batch
 
 
@@ -120,7 +126,9 @@ def _output_names(module: nn.Module) -> list[str]:
     return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]
 
 
-def _trace(module: nn.Module, path: str | Path, input_size: InputSize, batch: Batch) -> onnx_ir.Model:
+def _trace(
+    module: nn.Module, path: str | Path, input_size: InputSize, batch: Batch
+) -> onnx_ir.Model:
     """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
     # An example of one frame would make 1 a constant of the network.
     frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, *height_width(input_size))
@@ -131,7 +139,10 @@ def _trace(module: nn.Module, path: str | Path, input_size: InputSize, batch: Ba
         with quiet(), torch.no_grad():
             # Captured here and not by the exporter, which tries other ways after a failure and hides its reason.
             graph = torch.export.export(
-                network, (frames,), dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
+                network,
+                (frames,),
+                dynamic_shapes=shapes,
+                prefer_deferred_runtime_asserts_over_guards=True,
             )
             program = torch.onnx.export(
                 graph,

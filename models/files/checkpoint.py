@@ -106,12 +106,16 @@ def read_checkpoint(file: BinaryIO, path: Path, key: str, max_bytes: int) -> Any
             return _read_legacy(file, path, key)
         archive = zipfile.ZipFile(file)
         if (size := sum(part.file_size for part in archive.infolist())) > max_bytes:
-            raise InputError(path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key)
+            raise InputError(
+                path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key
+            )
         return _read_zip(archive, path, key)
     except (InputError, OSError):
         raise
     except OverflowError as error:
-        raise InputError(path, f"holds more than {MAX_INSTRUCTIONS:,} values besides tensors", PLAIN, key) from error
+        raise InputError(
+            path, f"holds more than {MAX_INSTRUCTIONS:,} values besides tensors", PLAIN, key
+        ) from error
     except Exception as error:  # a damaged file can fail in any way
         raise damage(path, key) from error
 
@@ -123,7 +127,9 @@ def damage(path: Path, key: str) -> InputError:
 
 def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
     names = archive.namelist()
-    root = next((name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")), None)
+    root = next(
+        (name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")), None
+    )
     if root is None:
         raise InputError(path, "is a zip archive that holds no PyTorch checkpoint", PLAIN, key)
     if f"{root}constants.pkl" in names:
@@ -131,7 +137,9 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
     if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
         raise InputError(path, "was saved on a big-endian machine", "save it again on another", key)
     if archive.getinfo(f"{root}data.pkl").file_size > MAX_PICKLE_BYTES:
-        raise InputError(path, f"holds more than {size_text(MAX_PICKLE_BYTES)} besides tensors", PLAIN, key)
+        raise InputError(
+            path, f"holds more than {size_text(MAX_PICKLE_BYTES)} besides tensors", PLAIN, key
+        )
 
     @functools.cache
     def load(name: str) -> bytearray:
@@ -140,7 +148,9 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
     @functools.cache
     def find_storage(kind: str, name: str, _: int) -> Storage:
         part = f"{root}data/{name}"
-        return Storage(DTYPES.get(kind), archive.getinfo(part).file_size, functools.partial(load, part))
+        return Storage(
+            DTYPES.get(kind), archive.getinfo(part).file_size, functools.partial(load, part)
+        )
 
     return _unpickle(io.BytesIO(archive.read(f"{root}data.pkl")), find_storage)
 
@@ -148,7 +158,8 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
 def _read_part(archive: zipfile.ZipFile, name: str) -> bytearray:
     """A part's bytes, without a second copy of them while it is unpacked; its checksum is checked."""
     data = bytearray(archive.getinfo(name).file_size)
-    view, at = memoryview(data), 0
+    view = memoryview(data)
+    at = 0
     with archive.open(name) as part:
         file: Any = part  # a reader of bytes, which its type does not say
         while count := file.readinto(view[at : at + READ_BYTES]):
@@ -177,7 +188,9 @@ def _read_legacy(file: BinaryIO, path: Path, key: str) -> Any:
 
     def find_storage(kind: str, name: str, count: int) -> Storage:
         dtype = DTYPES[kind]
-        return storages.setdefault(name, Storage(dtype, count * dtype.itemsize, functools.partial(load, name)))
+        return storages.setdefault(
+            name, Storage(dtype, count * dtype.itemsize, functools.partial(load, name))
+        )
 
     content = _unpickle(file, find_storage)
     names = _unpickle(file)
@@ -188,13 +201,18 @@ def _read_legacy(file: BinaryIO, path: Path, key: str) -> Any:
         dtype = storages[name].dtype
         assert dtype is not None
         places[name] = (file.tell(), count * dtype.itemsize)
-        if places[name][1] != storages[name].nbytes or sum(places[name]) > os.fstat(file.fileno()).st_size:
+        if (
+            places[name][1] != storages[name].nbytes
+            or sum(places[name]) > os.fstat(file.fileno()).st_size
+        ):
             raise ValueError("truncated")
         file.seek(sum(places[name]))
     return content
 
 
-def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage] | None = None) -> Any:
+def _unpickle(
+    stream: IO[bytes], find_storage: Callable[[str, str, int], Storage] | None = None
+) -> Any:
     """Follow the instructions of one pickle; mappings keep only keys that are text. Raises any error for a bad one."""
     stack: list[Any] = []
     marked: list[list[Any]] = []
@@ -202,7 +220,8 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
 
     def pop_to_mark() -> list[Any]:
         nonlocal stack
-        items, stack = stack, marked.pop()
+        items = stack
+        stack = marked.pop()
         return items
 
     # Without `tell`, which takes longer than all else.
@@ -234,7 +253,9 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
                 memo[len(memo)] = stack[-1]
                 continue
             case "PUT" | "BINPUT" | "LONG_BINPUT":
-                if argument >= MAX_INSTRUCTIONS:  # larger numbers could be chosen to collide in the memo
+                if (
+                    argument >= MAX_INSTRUCTIONS
+                ):  # larger numbers could be chosen to collide in the memo
                     raise ValueError("a place in the memo that no pickler numbers")
                 memo[argument] = stack[-1]
                 continue
@@ -245,7 +266,8 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
                 _add_items([stack.pop()], stack[-1])
                 continue
             case "SETITEM":
-                value, name = stack.pop(), stack.pop()
+                value = stack.pop()
+                name = stack.pop()
                 _add_items([name, value], stack[-1])
                 continue
             case "APPENDS" | "SETITEMS" | "ADDITEMS":
@@ -277,15 +299,19 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
             case "GLOBAL":
                 value = StandIn(argument.replace(" ", ".", 1))
             case "STACK_GLOBAL":
-                name, module = stack.pop(), stack.pop()
+                name = stack.pop()
+                module = stack.pop()
                 is_text = isinstance(module, str) and isinstance(name, str)
                 value = StandIn(f"{module[:MAX_NAME]}.{name[:MAX_NAME]}" if is_text else "object")
             case "REDUCE" | "NEWOBJ":
-                arguments, function = stack.pop(), stack.pop()
+                arguments = stack.pop()
+                function = stack.pop()
                 work += _count_copies(arguments)
                 value = _make(function, arguments)
             case "NEWOBJ_EX":
-                _, arguments, function = stack.pop(), stack.pop(), stack.pop()
+                _ = stack.pop()
+                arguments = stack.pop()
+                function = stack.pop()
                 work += _count_copies(arguments)
                 value = _make(function, arguments)
             case "OBJ" | "INST":
@@ -295,7 +321,11 @@ def _unpickle(stream: IO[bytes], find_storage: Callable[[str, str, int], Storage
                 value = _find(stack.pop(), find_storage)
             case _ if argument is not None and len(instruction.stack_after) == 1:
                 value = argument  # a number or a text
-                if type(value) is int and value.bit_length() > MAX_INTEGER_BITS and value != LEGACY_MAGIC:
+                if (
+                    type(value) is int
+                    and value.bit_length() > MAX_INTEGER_BITS
+                    and value != LEGACY_MAGIC
+                ):
                     value = StandIn("int")
             case other:
                 raise ValueError(f"{other} is no instruction of a checkpoint")
@@ -333,7 +363,11 @@ def _find(reference: Any, find_storage: Callable[[str, str, int], Storage] | Non
     if not isinstance(reference, tuple) or len(reference) > REFERENCE_PARTS:
         raise ValueError("a reference that is none")
     _, kind, name, _, count = reference[:5]
-    if find_storage is None or type(name) not in (str, int) or any(view is not None for view in reference[5:]):
+    if (
+        find_storage is None
+        or type(name) not in (str, int)
+        or any(view is not None for view in reference[5:])
+    ):
         raise ValueError("a storage where none can be")
     name = str(name)
     if type(count) is not int or len(name) > MAX_NAME:
@@ -354,8 +388,11 @@ def _make(function: Any, arguments: Any) -> Any:
         if arguments and isinstance(arguments[0], list):  # of Python 2
             mapping.update(pair for pair in arguments[0] if len(pair) == 2 and _is_key(pair[0]))
         return mapping
-    if path == "torch._tensor._rebuild_from_type_v2":  # a subclass: function, class, arguments, attributes
-        function, arguments = arguments[0], arguments[2]
+    if (
+        path == "torch._tensor._rebuild_from_type_v2"
+    ):  # a subclass: function, class, arguments, attributes
+        function = arguments[0]
+        arguments = arguments[2]
         path = function.path if isinstance(function, StandIn) else "object"
     if not path.startswith("torch._utils._rebuild_"):
         return StandIn(path)
@@ -375,10 +412,14 @@ def _describe_tensor(
     """A tensor after its place in the storage is checked; `more`: requires_grad, hooks, a dtype, signs of a view."""
     if not isinstance(storage, Storage):
         return TensorRecord(fault="tensor without storage")
-    dtypes = [item.path for item in more if isinstance(item, StandIn) and item.path.startswith("torch.")]
+    dtypes = [
+        item.path for item in more if isinstance(item, StandIn) and item.path.startswith("torch.")
+    ]
     dtype = DTYPES.get(dtypes[0]) if dtypes else storage.dtype
     if dtype is None or any(isinstance(item, dict) and item for item in more):
-        return TensorRecord(fault="tensor of another dtype" if dtype is None else "conjugate or negative view")
+        return TensorRecord(
+            fault="tensor of another dtype" if dtype is None else "conjugate or negative view"
+        )
     if not len(shape) == len(strides) <= MAX_AXES:
         raise ValueError("a shape that is none")
     numbers = (offset, *shape, *strides)

@@ -50,7 +50,14 @@ BASE_ANSWER_BYTES, ANSWER_FACTOR = 256 * 2**20, 4
 MAX_COUNTED_BYTES = 2**34
 """Of a model and the files beside it, as far as they raise the limits."""
 MAX_FOLDER_FILES = 10_000
-SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
+SYSTEM_FOLDERS = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+)
 SYSTEM_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
 PACKAGES = ("torch", "onnx")
 """Packages whose folders hold what readers import, wherever they are installed."""
@@ -60,10 +67,10 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
 }  # fmt: skip
 """A process with threads cannot be forked safely."""
-START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2])\nfrom gemel.models.files.confined_server import serve\n"
-)
-START += "serve(int(sys.argv[1]))"
+START = """import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from gemel.models.files.confined_server import serve
+serve(int(sys.argv[1]))"""
 MORE_HINT = "if you trust it, read it on a larger machine or export a simpler model"
 
 
@@ -82,7 +89,9 @@ class Limits:
         nbytes = min(nbytes, MAX_COUNTED_BYTES)
         cpu_s = BASE_CPU_S + nbytes // CPU_BYTES_PER_S
         memory_bytes = min(BASE_MEMORY_BYTES + MEMORY_FACTOR * nbytes, _machine_bytes())
-        return cls(cpu_s, WALL_FACTOR * cpu_s, memory_bytes, BASE_ANSWER_BYTES + ANSWER_FACTOR * nbytes)
+        return cls(
+            cpu_s, WALL_FACTOR * cpu_s, memory_bytes, BASE_ANSWER_BYTES + ANSWER_FACTOR * nbytes
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,11 @@ class ChildAnswer:
 
 
 def run_confined(
-    function: str, arguments: Sequence[Any], path: Path, beside: bool = False, limits: Limits | None = None
+    function: str,
+    arguments: Sequence[Any],
+    path: Path,
+    beside: bool = False,
+    limits: Limits | None = None,
 ) -> ChildAnswer:
     """Call `module:name` with plain arguments in a child that may read the file `path`; with `beside`, its folder too.
 
@@ -104,9 +117,12 @@ def run_confined(
     readable, nbytes = _readable_beside(path) if beside else ([path], _size_of(path))
     limits = limits or Limits.of_size(nbytes)
     request = {
-        "function": function, "arguments": list(arguments), "folder": os.getcwd(), "limits": asdict(limits),
+        "function": function,
+        "arguments": list(arguments),
+        "folder": os.getcwd(),
+        "limits": asdict(limits),
         "readable": [*_list_needed(), *map(os.path.realpath, readable)],
-    }  # fmt: skip
+    }
     with _memory_file() as request_file, _memory_file() as answer_file:
         request_file.write(json.dumps(request).encode())
         request_file.flush()
@@ -173,7 +189,9 @@ def _list_needed() -> tuple[str, ...]:
             folders.append(os.path.dirname(os.path.dirname(spec.origin)))
     for folder in sys.modules["gemel"].__path__:
         folders.append(folder)
-        folders += [entry.path for entry in os.scandir(folder) if entry.is_symlink()]  # in a checkout
+        folders += [
+            entry.path for entry in os.scandir(folder) if entry.is_symlink()
+        ]  # in a checkout
     return tuple(dict.fromkeys(map(os.path.realpath, folders)))
 
 
@@ -209,7 +227,13 @@ def _find_server() -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", START, str(theirs.fileno()), json.dumps(list(map(os.path.abspath, sys.path)))],
+                [
+                    sys.executable,
+                    "-c",
+                    START,
+                    str(theirs.fileno()),
+                    json.dumps(list(map(os.path.abspath, sys.path))),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -224,7 +248,9 @@ def _find_server() -> socket.socket:
 
 def _environment() -> dict[str, str]:
     """This process's environment without what a child need not know, such as tokens."""
-    names = [name for name in os.environ if name in ENVIRONMENT or name.startswith(ENVIRONMENT_STARTS)]
+    names = [
+        name for name in os.environ if name in ENVIRONMENT or name.startswith(ENVIRONMENT_STARTS)
+    ]
     return {**{name: os.environ[name] for name in names}, **ONE_THREAD}
 
 
@@ -255,7 +281,9 @@ os.register_at_fork(after_in_child=_forget_server)
 
 
 def _no_reader(path: Path) -> InputError:
-    return InputError(path, "the process that reads models of others does not start", "run `gemel doctor`")
+    return InputError(
+        path, "the process that reads models of others does not start", "run `gemel doctor`"
+    )
 
 
 @contextlib.contextmanager
@@ -288,11 +316,19 @@ def _check_end(path: Path, ended: dict[str, Any] | None, limits: Limits) -> None
     if ended["is_late"]:
         raise InputError(path, f"took more than {limits.wall_s} s to read", MORE_HINT)
     if code == -signal.SIGXCPU:
-        raise InputError(path, f"took more than {limits.cpu_s} s of processor time to read", MORE_HINT)
+        raise InputError(
+            path, f"took more than {limits.cpu_s} s of processor time to read", MORE_HINT
+        )
     if code in (-signal.SIGKILL, -signal.SIGABRT):
-        raise InputError(path, f"its reader was killed: it lacked memory, of {_memory_text(limits)} at most", MORE_HINT)
+        raise InputError(
+            path,
+            f"its reader was killed: it lacked memory, of {_memory_text(limits)} at most",
+            MORE_HINT,
+        )
     if code < 0:
-        raise InputError(path, f"its reader crashed ({signal.Signals(-code).name})", "do not use this file")
+        raise InputError(
+            path, f"its reader crashed ({signal.Signals(-code).name})", "do not use this file"
+        )
     if code:
         raise InputError(path, "its reader failed before it began", "run `gemel doctor`")
 
@@ -309,17 +345,23 @@ def _read_answer(path: Path, file: BinaryIO, limits: Limits) -> ChildAnswer:
         mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         header = parse_header(mapping)
         text = header.entries[ANSWER]
-        outcome = parse_json(mapping[header.data_start + text.begin : header.data_start + text.end], foreign=True)
+        outcome = parse_json(
+            mapping[header.data_start + text.begin : header.data_start + text.end], foreign=True
+        )
         _take_notes(outcome["notes"])
         _check_outcome(path, outcome, limits)
         tensors = {
-            entry.name.removeprefix(TENSOR): _map_tensor(mapping, header.data_start + entry.begin, entry)
+            entry.name.removeprefix(TENSOR): _map_tensor(
+                mapping, header.data_start + entry.begin, entry
+            )
             for entry in header.tensors
             if entry.name.startswith(TENSOR)
         }
         return ChildAnswer(outcome["value"], tensors)
     except (ParseError, OSError, LookupError, TypeError, ValueError) as error:
-        raise InputError(path, "its reader gave no answer that can be read", "do not use this file") from error
+        raise InputError(
+            path, "its reader gave no answer that can be read", "do not use this file"
+        ) from error
 
 
 def _check_outcome(path: Path, outcome: dict[str, Any], limits: Limits) -> None:
@@ -330,9 +372,13 @@ def _check_outcome(path: Path, outcome: dict[str, Any], limits: Limits) -> None:
     if "fault" in outcome:
         raise InputError(path, f"cannot be read: {outcome['fault']}", "export or save it again")
     if outcome.get("limit") == "memory":
-        raise InputError(path, f"takes more than {_memory_text(limits)} of memory to read", MORE_HINT)
+        raise InputError(
+            path, f"takes more than {_memory_text(limits)} of memory to read", MORE_HINT
+        )
     if "limit" in outcome:
-        raise InputError(path, f"holds more than {size_text(limits.answer_bytes)} once it is read", MORE_HINT)
+        raise InputError(
+            path, f"holds more than {size_text(limits.answer_bytes)} once it is read", MORE_HINT
+        )
 
 
 def _take_notes(notes: Iterable[Any]) -> None:

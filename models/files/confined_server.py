@@ -40,7 +40,13 @@ MAX_OPEN_FILES = 256
 CPU_END_S = 2
 """A child that goes on after the signal of its limit of processor time is killed after so many seconds more."""
 DIE_WITH_PARENT = 1
-MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "bad_alloc", "unable to allocate", "cannot allocate")
+MEMORY_TEXTS = (
+    "can't allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "unable to allocate",
+    "cannot allocate",
+)
 """In the text of an error of a library that got no memory, in small letters."""
 
 
@@ -73,7 +79,9 @@ def serve(descriptor: int) -> None:
     children: dict[int, _Child] = {}
     while True:
         links = {child.link: pid for pid, child in children.items()}
-        ready, _, _ = select.select([control, woken, *links], [], [], _seconds_left(children.values()))
+        ready, _, _ = select.select(
+            [control, woken, *links], [], [], _seconds_left(children.values())
+        )
         if woken in ready:
             os.read(woken, 4096)
         for link in ready:
@@ -138,7 +146,9 @@ def _start(files: list[int]) -> tuple[int, _Child]:
         _run(request, answer_file)
     os.close(request_file)
     os.close(answer_file)
-    return pid, _Child(socket.socket(fileno=link_file), time.monotonic() + request["limits"]["wall_s"])
+    return pid, _Child(
+        socket.socket(fileno=link_file), time.monotonic() + request["limits"]["wall_s"]
+    )
 
 
 def _read_request(descriptor: int) -> dict[str, Any]:
@@ -252,8 +262,14 @@ def _write(descriptor: int, outcome: dict[str, Any], tensors: Mapping[str, Any])
 
     text = json.dumps(outcome).encode()
     described = [(ANSWER, "U8", (len(text),))]
-    described += [(f"{TENSOR}{name}", code_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
-    contents = {ANSWER: memoryview(text), **{f"{TENSOR}{name}": tensor for name, tensor in tensors.items()}}
+    described += [
+        (f"{TENSOR}{name}", code_of(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+    contents = {
+        ANSWER: memoryview(text),
+        **{f"{TENSOR}{name}": tensor for name, tensor in tensors.items()},
+    }
     entries = place(described)
     with open(os.dup(descriptor), "wb") as file:
         file.seek(0)

@@ -78,12 +78,19 @@ def _parse_integer(digits: str, base: int = 10) -> int:
     return value
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_parse_number, parse_constant=_refuse_number)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_float=_parse_number, parse_constant=_refuse_number
+)
 _FOREIGN_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
 _CAREFUL_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique_keys, parse_float=_parse_number, parse_constant=_refuse_number, parse_int=_parse_integer
+    object_pairs_hook=_unique_keys,
+    parse_float=_parse_number,
+    parse_constant=_refuse_number,
+    parse_int=_parse_integer,
 )
-_CAREFUL_FOREIGN_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_parse_integer)
+_CAREFUL_FOREIGN_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_int=_parse_integer
+)
 _LONG_NUMBER = re.compile("[0-9]{20}")
 
 
@@ -154,7 +161,11 @@ def parse_yaml(data: bytes) -> Any:
             builder.take(event)
     except yaml.MarkedYAMLError as error:
         raise ParseError(_where(error.problem_mark) + str(error.problem)) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # characters that YAML forbids, no UTF-8
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # characters that YAML forbids, no UTF-8
         raise ParseError(str(error)) from error
     document = builder.documents[0] if builder.documents else None
     _check_document(document, MAX_YAML_VALUES)
@@ -198,7 +209,8 @@ class _Open:
             if name in self.names:
                 raise ParseError(f"{_where(mark)}the key '{name}' occurs twice")
             self.names.add(name)
-            self.key, self.has_key = part.value, True
+            self.key = part.value
+            self.has_key = True
 
 
 class _Builder:
@@ -214,18 +226,26 @@ class _Builder:
         """Follow one event; raises ParseError where a limit is passed."""
         if isinstance(event, yaml.ScalarEvent):
             self._count(1, len(event.value))
-            self._close(event, _Value(_resolve(event, self._awaits_key()), 1, len(event.value)), event.anchor)
+            self._close(
+                event,
+                _Value(_resolve(event, self._awaits_key()), 1, len(event.value)),
+                event.anchor,
+            )
         elif isinstance(event, yaml.AliasEvent):
             value = self._anchors.get(event.anchor)
             if value is None:
-                raise ParseError(f"{_where(event.start_mark)}the alias '{event.anchor}' of nothing before it")
+                raise ParseError(
+                    f"{_where(event.start_mark)}the alias '{event.anchor}' of nothing before it"
+                )
             self._count(value.values, value.characters)
             self._close(event, value, None)
         elif isinstance(event, yaml.CollectionStartEvent):
             self._count(1, 0)
             if len(self._open) >= MAX_DEPTH:
                 raise ParseError(f"{_where(event.start_mark)}nested more than {MAX_DEPTH} deep")
-            empty: list[Any] | dict[Any, Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
+            empty: list[Any] | dict[Any, Any] = (
+                {} if isinstance(event, yaml.MappingStartEvent) else []
+            )
             _check_tag(event, empty)
             self._open.append(_Open(empty, event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -235,7 +255,11 @@ class _Builder:
             raise ParseError(f"{_where(event.start_mark)}a second document")
 
     def _awaits_key(self) -> bool:
-        return bool(self._open) and isinstance(self._open[-1].value, dict) and not self._open[-1].has_key
+        return (
+            bool(self._open)
+            and isinstance(self._open[-1].value, dict)
+            and not self._open[-1].has_key
+        )
 
     def _count(self, values: int, characters: int) -> None:
         self._values += values
@@ -258,7 +282,9 @@ def _resolve(event: yaml.ScalarEvent, is_key: bool) -> Any:
     """A scalar as the core schema has it: null, a truth value, a number or text."""
     is_plain = event.implicit[0]
     if is_plain and is_key and event.value == _MERGE_KEY:
-        raise ParseError(f"{_where(event.start_mark)}merge keys (<<) are not read: write the keys out")
+        raise ParseError(
+            f"{_where(event.start_mark)}merge keys (<<) are not read: write the keys out"
+        )
     if event.tag in ("!", f"{_CORE_TAG}str") or (event.tag is None and not is_plain):
         return event.value
     try:
@@ -279,9 +305,15 @@ def _plain_value(text: str) -> Any:
 
 def _check_tag(event: Any, value: Any) -> None:
     """Raise ParseError for a tag that is none of the core schema's, or of another kind of value."""
-    kind = None if event.tag in (None, "!") else _TYPES.get(str(event.tag).removeprefix(_CORE_TAG), object)
+    kind = (
+        None
+        if event.tag in (None, "!")
+        else _TYPES.get(str(event.tag).removeprefix(_CORE_TAG), object)
+    )
     if kind is not None and type(value) is not kind:
-        raise ParseError(f"{_where(event.start_mark)}the tag '{event.tag:.100}' is not read: remove it")
+        raise ParseError(
+            f"{_where(event.start_mark)}the tag '{event.tag:.100}' is not read: remove it"
+        )
 
 
 def _where(mark: yaml.Mark | None) -> str:

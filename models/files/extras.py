@@ -56,4 +56,6 @@ def has_cuda_driver() -> bool:
 def require_merge(feature: str) -> None:
     """Raise InputError where `feature` needs torch and only a box's libraries are installed."""
     if not is_installed("torchvision"):
-        raise InputError(feature, "needs torch, which is not installed here", f"pip install {MERGE}")
+        raise InputError(
+            feature, "needs torch, which is not installed here", f"pip install {MERGE}"
+        )

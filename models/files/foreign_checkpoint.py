@@ -13,7 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from gemel.models.errors import InputError
-from gemel.models.files.checkpoint import DTYPES, PLAIN, Storage, TensorRecord, damage, read_checkpoint
+from gemel.models.files.checkpoint import (
+    DTYPES,
+    PLAIN,
+    Storage,
+    TensorRecord,
+    damage,
+    read_checkpoint,
+)
 from gemel.models.files.confined import run_confined
 from gemel.models.files.confined_server import ConfinedResult
 from gemel.models.files.io import open_regular
@@ -85,7 +92,9 @@ def describe_checkpoint(path: Path, key: str, max_bytes: int) -> FileStates:
             states.append((keys, tensors))
     except (ValidationError, LookupError) as error:
         raise damage(path, key) from error
-    return FileStates(tuple(states), description.kind, description.is_swapped, description.class_names)
+    return FileStates(
+        tuple(states), description.kind, description.is_swapped, description.class_names
+    )
 
 
 def read_foreign(tensors: Mapping[str, ForeignTensor]) -> dict[str, Tensor]:
@@ -97,10 +106,19 @@ def read_foreign(tensors: Mapping[str, ForeignTensor]) -> dict[str, Tensor]:
     read: dict[str, Tensor] = {}
     for file, names in by_file.items():
         places = [[tensors[name].state, tensors[name].name] for name in names]
-        answer = run_confined(f"{__name__}:read_tensors", [str(file.path), file.key, file.max_bytes, places], file.path)
+        answer = run_confined(
+            f"{__name__}:read_tensors",
+            [str(file.path), file.key, file.max_bytes, places],
+            file.path,
+        )
         for number, name in enumerate(names):
-            tensor, expected = answer.tensors.get(str(number)), tensors[name]
-            if tensor is None or tuple(tensor.shape) != expected.shape or tensor.dtype != expected.dtype:
+            tensor = answer.tensors.get(str(number))
+            expected = tensors[name]
+            if (
+                tensor is None
+                or tuple(tensor.shape) != expected.shape
+                or tensor.dtype != expected.dtype
+            ):
                 raise damage(file.path, file.key)
             read[name] = tensor
     return read
@@ -109,8 +127,11 @@ def read_foreign(tensors: Mapping[str, ForeignTensor]) -> dict[str, Tensor]:
 def _of_record(
     record: _Record, storages: Mapping[int, Storage], file: ForeignFile, state: int, name: str
 ) -> ForeignTensor:
-    dtype, storage = DTYPES[record.dtype], storages[record.storage]
-    return ForeignTensor(record.shape, dtype, storage, record.offset, record.strides, record.fault, file, state, name)
+    dtype = DTYPES[record.dtype]
+    storage = storages[record.storage]
+    return ForeignTensor(
+        record.shape, dtype, storage, record.offset, record.strides, record.fault, file, state, name
+    )
 
 
 # In the child
@@ -129,23 +150,33 @@ def list_tensors(path: str, key: str, max_bytes: int) -> ConfinedResult:
             if id(record) not in records:
                 assert isinstance(record, TensorRecord)
                 records[id(record)] = len(rows)
-                rows.append({
-                    "shape": record.shape, "dtype": str(record.dtype), "offset": record.offset,
-                    "storage": storages.setdefault(id(record.storage), len(storages)),
-                    "strides": record.strides, "fault": record.fault,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "shape": record.shape,
+                        "dtype": str(record.dtype),
+                        "offset": record.offset,
+                        "storage": storages.setdefault(id(record.storage), len(storages)),
+                        "strides": record.strides,
+                        "fault": record.fault,
+                    }
+                )
             places[name] = records[id(record)]
         state_rows.append([keys, places])
     if max(len(rows), sum(len(places) for _, places in state_rows)) > MAX_TENSORS:
         raise InputError(path, f"holds more than {MAX_TENSORS:,} tensors", PLAIN, key)
     value = {
-        "records": rows, "states": state_rows, "kind": states.kind, "is_swapped": states.is_swapped,
+        "records": rows,
+        "states": state_rows,
+        "kind": states.kind,
+        "is_swapped": states.is_swapped,
         "class_names": [vars(stated) for stated in states.class_names],
-    }  # fmt: skip
+    }
     return ConfinedResult(value, {})
 
 
-def read_tensors(path: str, key: str, max_bytes: int, places: Sequence[Sequence[Any]]) -> ConfinedResult:
+def read_tensors(
+    path: str, key: str, max_bytes: int, places: Sequence[Sequence[Any]]
+) -> ConfinedResult:
     """The tensors at these places, each a state's number and a name, by their number among them."""
     with open_regular(Path(path), PATH_HINT, key) as file:
         states = find_states(read_checkpoint(file, Path(path), key, max_bytes))

@@ -40,7 +40,9 @@ def read_bounded(path: Path, max_bytes: int, hint: str) -> bytes:
     with open_regular(path, hint) as file:
         size = os.fstat(file.fileno()).st_size  # a read reserves as much memory as it may give
         data = file.read(min(size, max_bytes) + 1)
-        if len(data) > size:  # it has grown, or is one of the system's that say nothing of their size
+        if (
+            len(data) > size
+        ):  # it has grown, or is one of the system's that say nothing of their size
             data += file.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
         raise InputError(path, f"is larger than {size_text(max_bytes)}", hint)
@@ -69,7 +71,9 @@ def open_regular(path: Path, hint: str, key: str = "") -> Iterator[BinaryIO]:
 # JSON
 
 
-def read_json(path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES, foreign: bool = False) -> dict[str, Any]:
+def read_json(
+    path: Path, hint: str, max_bytes: int = MAX_JSON_BYTES, foreign: bool = False
+) -> dict[str, Any]:
     """The JSON object in a file; InputError for a file that cannot be read or holds none within bounds."""
     return _json_object(path, "", read_bounded(path, max_bytes, hint), hint, foreign)
 
@@ -88,9 +92,12 @@ def read_json_lines(
     with open_regular(path, hint) as file:
         number = total = 0
         while line := file.readline(max_line_bytes + 1):
-            number, total = number + 1, total + len(line)
+            number = number + 1
+            total = total + len(line)
             if len(line) > max_line_bytes:
-                raise InputError(path, f"line {number} is longer than {size_text(max_line_bytes)}", hint)
+                raise InputError(
+                    path, f"line {number} is longer than {size_text(max_line_bytes)}", hint
+                )
             if total > max_bytes:
                 raise InputError(path, f"is larger than {size_text(max_bytes)}", hint)
             try:
@@ -116,7 +123,9 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _json_object(path: Path, where: str, data: bytes, hint: str, foreign: bool = False) -> dict[str, Any]:
+def _json_object(
+    path: Path, where: str, data: bytes, hint: str, foreign: bool = False
+) -> dict[str, Any]:
     try:
         document = parse_json(data, foreign)
     except ParseError as error:
@@ -160,7 +169,9 @@ def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
     return document
 
 
-def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hint: str = "") -> Keys:
+def validate(
+    path: str | Path, value: Any, schema: type[Keys], at: str = "", hint: str = ""
+) -> Keys:
     """A value of a file as an instance of `schema`; `at` is the key that holds it.
 
     Raises InputError naming every key that does not fit; `hint` replaces the default one, for a file that
@@ -172,7 +183,11 @@ def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hin
         faults = sorted(error.errors(), key=lambda fault: fault["type"] not in MISSPELT)
         # A misspelt key is both unknown and missing; name the misspelling.
         misspelt = {fault["loc"][:-1] for fault in faults if fault["type"] in MISSPELT}
-        faults = [fault for fault in faults if fault["type"] != "missing" or fault["loc"][:-1] not in misspelt]
+        faults = [
+            fault
+            for fault in faults
+            if fault["type"] != "missing" or fault["loc"][:-1] not in misspelt
+        ]
         by_key = dict[str, InputError]()  # each type of a union has its fault; the first counts
         for fault in faults[: 1 if hint else MAX_FAULTS]:
             key = ".".join(part for part in (at, _key_text(fault["loc"], value)) if part)
@@ -186,7 +201,9 @@ def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str
         return UNKNOWN_KEY, hint or _near_key_hint(schema, fault["loc"])
     if fault["type"] == "missing":
         return "this key is missing", hint or "add it"
-    input_text = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    input_text = (
+        "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    )
     text = fault["msg"].removeprefix("Value error, ")
     return f"{text[0].lower()}{text[1:]}{input_text}", hint or "correct the value"
 
@@ -210,7 +227,9 @@ def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _key_text(location: Sequence[int | str], document: Any) -> str:
     """`queries[2].roi (bridge-cars)`: a key and the id of the query that it belongs to."""
-    text, node, owner = "", document, ""
+    text = ""
+    node = document
+    owner = ""
     for step in location:
         if not isinstance(node, dict | list):  # one of the types of a union
             break
@@ -244,7 +263,9 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     path = Path(path)
     parent = path.parent
     if not parent.is_dir():
-        raise InputError(path, f"there is no directory {parent}", "create it, or choose another path")
+        raise InputError(
+            path, f"there is no directory {parent}", "create it, or choose another path"
+        )
     with describe_problem(path):  # a name too long, say
         if path.is_dir():
             raise InputError(path, "is a directory", "give the path of a file")
@@ -294,8 +315,12 @@ def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]
             file.flush()
             os.fsync(file.fileno())
             if not overwrite and os.path.lexists(path):
-                raise InputError(path, "was created by another process meanwhile", "choose another path")
-            os.replace(temporary, path)  # while it is locked: unlocked, it would pass for a killed writer's
+                raise InputError(
+                    path, "was created by another process meanwhile", "choose another path"
+                )
+            os.replace(
+                temporary, path
+            )  # while it is locked: unlocked, it would pass for a killed writer's
     except BaseException as error:
         if is_interrupt(error):
             raise KeyboardInterrupt from error
@@ -321,7 +346,9 @@ def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
     """
     name = os.fsdecode(os.fsencode(path.name)[:TEMPORARY_NAME_BYTES])
     names = [f".{name}.{number}.tmp" for number in range(MAX_WRITERS)]
-    for number, temporary in enumerate(map(path.with_name, [*names, f".{name}.{secrets.token_hex(8)}.tmp"])):
+    for number, temporary in enumerate(
+        map(path.with_name, [*names, f".{name}.{secrets.token_hex(8)}.tmp"])
+    ):
         _remove_if_dead(temporary)
         _temporaries.add(temporary)
         try:
@@ -349,7 +376,11 @@ def _remove_if_dead(temporary: Path) -> bool:
         return False
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or not _try_lock(descriptor):
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or not _try_lock(descriptor)
+        ):
             return False
         if os.fstat(descriptor).st_nlink:  # a process that removed it meanwhile held the lock
             temporary.unlink(missing_ok=True)
@@ -398,10 +429,22 @@ class AppendFile:
         timeout_s: float | None = None,
         descriptor: int | None = None,
     ) -> None:
-        self._path, self._key, self._timeout_s = path, key, timeout_s
+        self._path = path
+        self._key = key
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._line, self._rest = b"", b""  # of a pipe, the last line and what it did not take of that yet
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_TRUNC if fresh else 0)
+        self._line, self._rest = (
+            b"",
+            b"",
+        )  # of a pipe, the last line and what it did not take of that yet
+        flags = (
+            os.O_WRONLY
+            | os.O_CREAT
+            | os.O_APPEND
+            | os.O_CLOEXEC
+            | os.O_NONBLOCK
+            | (os.O_TRUNC if fresh else 0)
+        )
         with describe_problem(path, key):
             opened = os.open(path, flags, 0o666) if descriptor is None else os.dup(descriptor)
         if descriptor is None:
@@ -418,7 +461,9 @@ class AppendFile:
     def is_in_place(self) -> bool:
         """Whether its path still leads to this file: it was not deleted, moved away or replaced."""
         try:
-            return self._descriptor is not None and os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+            return self._descriptor is not None and os.path.samestat(
+                os.stat(self._path), os.fstat(self._descriptor)
+            )
         except OSError:
             return False
 
@@ -445,7 +490,8 @@ class AppendFile:
         """Close the file."""
         with self._lock:
             if self._descriptor is not None:
-                descriptor, self._descriptor = self._descriptor, None
+                descriptor = self._descriptor
+                self._descriptor = None
                 with describe_problem(self._path, self._key):
                     os.close(descriptor)
 
@@ -465,7 +511,8 @@ class AppendFile:
 
 def _write_whole(descriptor: int, data: bytes) -> None:
     """Write to a regular file all of it or nothing."""
-    before, remaining = os.fstat(descriptor).st_size, memoryview(data)
+    before = os.fstat(descriptor).st_size
+    remaining = memoryview(data)
     try:
         while remaining:
             remaining = remaining[os.write(descriptor, remaining) :]
@@ -506,12 +553,15 @@ def _lock(output: Path, path: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            problem, hint = "is being written by another process", "wait until it is done, or choose another path"
+            problem = "is being written by another process"
+            hint = "wait until it is done, or choose another path"
             raise LockedError(output, problem, hint) from None
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held; FileLock notices a file that was unlinked meanwhile
+        path.unlink(
+            missing_ok=True
+        )  # while it is held; FileLock notices a file that was unlinked meanwhile
         lock.release()
 
 
@@ -527,7 +577,9 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemel"
     except RuntimeError as error:
-        raise InputError("HOME", "this user has no home", "set XDG_CACHE_HOME to a folder of your own") from error
+        raise InputError(
+            "HOME", "this user has no home", "set XDG_CACHE_HOME to a folder of your own"
+        ) from error
 
 
 def private_folder(folder: Path) -> Path:
@@ -544,14 +596,22 @@ def private_folder(folder: Path) -> Path:
             is_sticky = level != real and status.st_mode & stat.S_ISVTX
             if status.st_uid not in (os.getuid(), *(() if level == real else (0,))):
                 raise InputError(
-                    folder, f"{level} belongs to another user", "set XDG_CACHE_HOME to a folder of your own"
+                    folder,
+                    f"{level} belongs to another user",
+                    "set XDG_CACHE_HOME to a folder of your own",
                 )
             if status.st_mode & WRITABLE_BY_OTHERS and not is_sticky:
-                raise InputError(folder, f"others may write to {level}", f"chmod go-w {level}, or set XDG_CACHE_HOME")
+                raise InputError(
+                    folder,
+                    f"others may write to {level}",
+                    f"chmod go-w {level}, or set XDG_CACHE_HOME",
+                )
         os.chmod(real, PRIVATE)
     except OSError as error:
         problem = f"cannot be used as a cache: {error.strerror}"
-        raise InputError(folder, problem, "set XDG_CACHE_HOME to a folder that can be written") from error
+        raise InputError(
+            folder, problem, "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     return real
 
 
@@ -560,7 +620,11 @@ def own_bytes(path: Path, max_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & WRITABLE_BY_OTHERS:
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid != os.getuid()
+            or status.st_mode & WRITABLE_BY_OTHERS
+        ):
             raise PermissionError(errno.EACCES, "is not this user's own", str(path))
         if status.st_size > max_bytes:
             raise OSError(errno.EFBIG, "is too large", str(path))
@@ -582,7 +646,9 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
         for identity in [] if path is None else _identities(path):
             names.setdefault(identity, name)
     for key, path in outputs:
-        if path is None or (os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))):
+        if path is None or (
+            os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+        ):
             continue  # /dev/null and pipes hold nothing that could be lost
         identities = _identities(path)
         same = [f"is {names[identity]}" for identity in identities if identity in names]
@@ -590,7 +656,9 @@ def check_apart(outputs: NamedPaths, inputs: NamedPaths, where: str | Path = "")
         inside = [f"lies in {names[parent]}" for parent in parents if parent in names]
         if same or inside:
             problem = (same + inside)[0]
-            raise InputError(where or path, f"{path} {problem}" if where else problem, "choose another path", key)
+            raise InputError(
+                where or path, f"{path} {problem}" if where else problem, "choose another path", key
+            )
         names.update(dict.fromkeys(identities, f"what '{key}' names"))
 
 

@@ -80,7 +80,9 @@ def _allow_reading(ruleset: int, path: Path) -> None:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-            rule = _BeneathAttributes(_READ_FILE | _READ_FOLDER if is_folder else _READ_FILE, descriptor)
+            rule = _BeneathAttributes(
+                _READ_FILE | _READ_FOLDER if is_folder else _READ_FILE, descriptor
+            )
             _check(_call(_ADD_RULE, ruleset, _BENEATH_RULE, ctypes.byref(rule), 0))
         finally:
             os.close(descriptor)

@@ -61,23 +61,31 @@ def list_pictures(folder: Path) -> list[Path]:
     return sorted(visible, key=natural_key)
 
 
-def list_all_pictures(folder: Path, nested: bool = False, beside: tuple[str, ...] = ()) -> list[Path]:
+def list_all_pictures(
+    folder: Path, nested: bool = False, beside: tuple[str, ...] = ()
+) -> list[Path]:
     """As `list_pictures`, of a folder that is to hold nothing else but files with these suffixes; a note names others.
 
     With `nested` the pictures of its subfolders follow, in natural order of their paths.
     """
     pictures = list_pictures(folder)
     files = folder.iterdir() if folder.is_dir() else ()
-    entries = [path for path in files if not path.name.startswith(".") and path.suffix not in beside]
-    folders = [path for path in entries if path.is_dir() and not path.is_symlink()] if nested else []
-    if left_out := sorted({path.name for path in entries} - {path.name for path in (*pictures, *folders)}):
-        text = (
-            f"{len(left_out)} of {len(entries)} entries are no .jpg or .png and are left out: {join_names(left_out, 3)}"
-        )
+    entries = [
+        path for path in files if not path.name.startswith(".") and path.suffix not in beside
+    ]
+    folders = []
+    if nested:
+        folders = [path for path in entries if path.is_dir() and not path.is_symlink()]
+    left_out = sorted(path.name for path in {*entries} - {*pictures, *folders})
+    if left_out:
+        counts = f"{len(left_out)} of {len(entries)} entries"
+        text = f"{counts} are no .jpg or .png and are left out: {join_names(left_out, 3)}"
         hint = "save pictures as JPEG or PNG" + ("" if nested else ", in this folder itself")
         add_note(folder, text, hint)
     return pictures + [
-        path for subfolder in sorted(folders, key=natural_key) for path in list_all_pictures(subfolder, nested, beside)
+        path
+        for subfolder in sorted(folders, key=natural_key)
+        for path in list_all_pictures(subfolder, nested, beside)
     ]
 
 
@@ -85,7 +93,8 @@ def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
     """Orders paths by their names, in which numbers count as numbers; the suffix counts last."""
     parts = path.with_suffix("").parts
     return [
-        [int(token) if at % 2 else token for at, token in enumerate(DIGITS.split(part))] for part in parts
+        [int(token) if at % 2 else token for at, token in enumerate(DIGITS.split(part))]
+        for part in parts
     ], path.suffix
 
 
@@ -117,11 +126,15 @@ def read_picture_size(path: Path) -> PictureSize:
                 with Image.open(file, formats=PICTURE_FORMATS) as image:
                     width, height = image.size
                     orientation = 1
-                    with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
+                    with contextlib.suppress(
+                        Exception
+                    ):  # invalid EXIF data leave the picture as decoded
                         orientation = int(Image.Image.getexif(image).get(ORIENTATION, 1))
         except Exception as error:
             raise InputError(path, UNDECODABLE, PICTURE_HINT) from error
-    return PictureSize(*((height, width) if 5 <= orientation <= 8 else (width, height)), orientation)
+    return PictureSize(
+        *((height, width) if 5 <= orientation <= 8 else (width, height)), orientation
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,9 @@ class LabelledPicture:
         frame = read_picture(self.path, note_turned=self.size is None)
         if self.size and frame.shape[1::-1] != self.size[:2]:
             sizes = f"{frame.shape[1]} x {frame.shape[0]} pixels, and its header {self.size.width} x {self.size.height}"
-            raise InputError(self.path, f"has {sizes}: where its boxes lie is not known", "save it again")
+            raise InputError(
+                self.path, f"has {sizes}: where its boxes lie is not known", "save it again"
+            )
         return frame
 
 
@@ -159,7 +174,11 @@ def decode_picture(
                     return _pixels(image)
     except Exception as error:  # a damaged picture can fail in any way
         names = " or ".join((", ".join(formats[:-1]), formats[-1]))
-        problem = UNDECODABLE if formats == PICTURE_FORMATS else f"is not an image that decodes: no {names}, or damaged"
+        problem = (
+            UNDECODABLE
+            if formats == PICTURE_FORMATS
+            else f"is not an image that decodes: no {names}, or damaged"
+        )
         raise InputError(path, problem, PICTURE_HINT) from error
     fault = f"has {width} x {height} pixels, more than {MAX_PIXELS:,}"
     raise InputError(path, fault, "make it smaller, or remove it")
@@ -176,19 +195,33 @@ def _note_conversions(image: Image, data: bytes, path: Path, note_turned: bool) 
 
     if image.format == "PNG" and data[PNG_DEPTH] > 8:
         note(
-            "hold 16 bits, reduced to 8 (values / 256)", "scale them to 8 bits if their values use a part of the range"
+            "hold 16 bits, reduced to 8 (values / 256)",
+            "scale them to 8 bits if their values use a part of the range",
         )
     if image.mode == "CMYK":
         note("hold CMYK, converted to RGB without a colour profile", "save them in RGB")
-    if (profile := _profile_name(image.info.get("icc_profile") or b"")) and "srgb" not in profile.lower():
-        note(f"hold the colour profile '{profile:.60}', which is not applied", "convert them to sRGB")
+    if (
+        profile := _profile_name(image.info.get("icc_profile") or b"")
+    ) and "srgb" not in profile.lower():
+        note(
+            f"hold the colour profile '{profile:.60}', which is not applied", "convert them to sRGB"
+        )
     if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
-        note("have transparent parts, used as if opaque", "put them on the background that they should have")
+        note(
+            "have transparent parts, used as if opaque",
+            "put them on the background that they should have",
+        )
     if getattr(image, "n_frames", 1) > 1:
-        note("hold several frames, of which the first is used", "save the others as files of their own")
+        note(
+            "hold several frames, of which the first is used",
+            "save the others as files of their own",
+        )
     with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
         if note_turned and image.getexif().get(ORIENTATION, 1) in range(2, 9):
-            note("are turned or mirrored as their EXIF tag says", "save them without the tag if it is wrong")
+            note(
+                "are turned or mirrored as their EXIF tag says",
+                "save them without the tag if it is wrong",
+            )
 
 
 @lru_cache
@@ -196,8 +229,12 @@ def _data_folder(folder: Path) -> Path:
     """The folder of all splits, if this one is SPLIT or SPLIT/CLASS and another split lies beside it; else itself."""
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
     for candidate in (folder, folder.parent):
-        other_splits = [name for name, split in split_of.items() if split != split_of.get(candidate.name)]
-        if candidate.name in split_of and any((candidate.parent / name).is_dir() for name in other_splits):
+        other_splits = [
+            name for name, split in split_of.items() if split != split_of.get(candidate.name)
+        ]
+        if candidate.name in split_of and any(
+            (candidate.parent / name).is_dir() for name in other_splits
+        ):
             return candidate.parent
     return folder
 
@@ -208,7 +245,11 @@ def _profile_name(profile: bytes) -> str:
     from PIL import ImageCms
 
     try:
-        return ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile))).strip() if profile else ""
+        return (
+            ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile))).strip()
+            if profile
+            else ""
+        )
     except (ImageCms.PyCMSError, OSError, ValueError):
         return ""
 

@@ -46,10 +46,14 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
     name = text.removeprefix(PREFIX)
     if "." in name:
         try:
-            return _note_alias(Published(_full_name(torchvision.models.get_weight(name))), text, where, key)
+            return _note_alias(
+                Published(_full_name(torchvision.models.get_weight(name))), text, where, key
+            )
         except (ValueError, KeyError) as error:
             example = "such as torchvision:ResNet18_Weights.IMAGENET1K_V1"
-            raise InputError(where, f"torchvision publishes no '{name}'", f"give a full name {example}", key) from error
+            raise InputError(
+                where, f"torchvision publishes no '{name}'", f"give a full name {example}", key
+            ) from error
     entry = ENTRIES.get(model)
     if entry is None or entry.published is None:
         hint = "give a file, or the full name of another model's weights, such as ResNet18_Weights.IMAGENET1K_V1"
@@ -68,7 +72,9 @@ def _note_alias(published: Published, text: str, where: str | Path, key: str) ->
     """Note which of the published weights DEFAULT is."""
     if text.endswith("DEFAULT"):
         add_note(
-            where, f"{key}: {text} is {published.name} in this release of torchvision", "name it in full to keep it"
+            where,
+            f"{key}: {text} is {published.name} in this release of torchvision",
+            "name it in full to keep it",
         )
     return published
 
@@ -88,10 +94,15 @@ def fetch(published: Published, key: str = "weights") -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(
-            _torchvision_weights(published.name).url, str(file), digest and digest[1], progress=sys.stderr.isatty()
+            _torchvision_weights(published.name).url,
+            str(file),
+            digest and digest[1],
+            progress=sys.stderr.isatty(),
         )
     except RuntimeError as error:  # torch raises it for a wrong hash
-        raise InputError(str(published), "the download is damaged: its hash is another", "try again", key) from error
+        raise InputError(
+            str(published), "the download is damaged: its hash is another", "try again", key
+        ) from error
     except OSError as error:  # no network, no such file there, no room here
         hint = f"try again with a network, or put {file.name} into {folder}"
         reason = getattr(error, "reason", None) or error.strerror or error

@@ -42,16 +42,23 @@ class RgbConverter:
         if matrix:
             a, b, _, c, d = matrix[:5]
             if abs(b) > abs(a):
-                image, a, d = image.swapaxes(0, 1), c, b
+                image = image.swapaxes(0, 1)
+                a = c
+                d = b
             image = image[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
         return np.ascontiguousarray(image)
 
     def _convert(self, frame: av.VideoFrame) -> np.ndarray:
         kind = frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range
         if kind == self._kind:
-            return self._reformat(frame) if self._graph is None else _pixels(_run_graph(self._graph, frame))
+            return (
+                self._reformat(frame)
+                if self._graph is None
+                else _pixels(_run_graph(self._graph, frame))
+            )
         image = self._reformat(frame)
-        self._kind, self._graph = kind, _prove_graph(frame, image)
+        self._kind = kind
+        self._graph = _prove_graph(frame, image)
         return image
 
     def _reformat(self, frame: av.VideoFrame) -> np.ndarray:
@@ -93,9 +100,17 @@ def _prove_graph(frame: av.VideoFrame, expected: np.ndarray) -> Any | None:
     graph.threads = 1
     try:
         source = graph.add_buffer(
-            width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base or TIME_BASE
+            width=frame.width,
+            height=frame.height,
+            format=frame.format,
+            time_base=frame.time_base or TIME_BASE,
         )
-        steps = [source, graph.add("scale", "flags=bilinear"), graph.add("format", RGB), graph.add("buffersink")]
+        steps = [
+            source,
+            graph.add("scale", "flags=bilinear"),
+            graph.add("format", RGB),
+            graph.add("buffersink"),
+        ]
         graph.link_nodes(*steps).configure()
         return graph if np.array_equal(_pixels(_run_graph(graph, frame)), expected) else None
     except (FFmpegError, ValueError):

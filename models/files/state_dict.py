@@ -23,7 +23,17 @@ MAX_STATES = 2**12
 """Mappings with tensors that are looked at, the outermost first."""
 MAX_NAMED, MAX_NAMES_DEPTH = 8, 3
 """Lists of classes that are compared, and how deep in the file they are looked for."""
-WRAPPERS = ("", "state_dict", "model_state_dict", "model", "model_state", "net", "module", "weights", "checkpoint")
+WRAPPERS = (
+    "",
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "model_state",
+    "net",
+    "module",
+    "weights",
+    "checkpoint",
+)
 """Keys under which training scripts keep the state dict in a checkpoint, the first preferred."""
 UNUSUAL = len(WRAPPERS)
 PREFIX_PARTS = frozenset((*WRAPPERS, "network", "_orig_mod"))
@@ -64,7 +74,9 @@ class Candidate:
     def rank(self) -> tuple[int, int]:
         """Its place among those that fit alike: by the key, then by the prefix; UNUSUAL for any other."""
         is_usual = all(part in PREFIX_PARTS for part in self.prefix.split("."))
-        return WRAPPERS.index(self.path) if self.path in WRAPPERS else UNUSUAL, (not is_usual) * UNUSUAL
+        return WRAPPERS.index(self.path) if self.path in WRAPPERS else UNUSUAL, (
+            not is_usual
+        ) * UNUSUAL
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,9 @@ def find_states(content: Any) -> FileStates:
     """The states in what a file holds, at most MAX_STATES."""
     kind = "dict" if isinstance(content, dict) else type(content).__name__
     states = tuple(islice(_walk_states(content), MAX_STATES))
-    return FileStates(states, kind, _is_swapped(content), tuple(islice(_walk_names(content), MAX_NAMED)))
+    return FileStates(
+        states, kind, _is_swapped(content), tuple(islice(_walk_names(content), MAX_NAMED))
+    )
 
 
 def _walk_names(content: Any) -> Iterator[StatedNames]:
@@ -134,14 +148,20 @@ def choose_state(
     candidates = [
         candidate
         for path, tensors in states.states
-        for candidate in _split_by_prefix(path, tensors, names, rename, count_fit, states.is_swapped)
+        for candidate in _split_by_prefix(
+            path, tensors, names, rename, count_fit, states.is_swapped
+        )
     ]
     if not candidates:
         problem = "holds no tensors" if states.kind == "dict" else f"holds a {states.kind}"
         raise InputError(where, problem, PLAIN, key)
     best = max(candidate.fit for candidate in candidates)
-    if flat := next((name for candidate in candidates for name in candidate.state if name.endswith(FLAT)), None):
-        problem = f"holds FSDP's weights in one piece ({flat:.80}), which says nothing of its layers"
+    if flat := next(
+        (name for candidate in candidates for name in candidate.state if name.endswith(FLAT)), None
+    ):
+        problem = (
+            f"holds FSDP's weights in one piece ({flat:.80}), which says nothing of its layers"
+        )
         raise InputError(where, problem, "save it with StateDictType.FULL_STATE_DICT", key)
     if best == 0:
         return StateChoice(max(candidates, key=lambda candidate: len(candidate.state)), "", "")
@@ -149,9 +169,16 @@ def choose_state(
     pool = [candidate for candidate in fitting if candidate.is_averaged] or fitting
     pool.sort(key=lambda candidate: candidate.rank)
     chosen = pool[0]
-    if len(pool) > 1 and (chosen.is_averaged or chosen.rank == pool[1].rank or UNUSUAL in chosen.rank):
+    if len(pool) > 1 and (
+        chosen.is_averaged or chosen.rank == pool[1].rank or UNUSUAL in chosen.rank
+    ):
         labels = join_names([candidate.label for candidate in pool])
-        raise InputError(where, f"holds {len(pool)} state dicts that fit alike: {labels}", f"{PLAIN}, of the one", key)
+        raise InputError(
+            where,
+            f"holds {len(pool)} state dicts that fit alike: {labels}",
+            f"{PLAIN}, of the one",
+            key,
+        )
     rivals = [candidate.label for candidate in fitting if candidate is not chosen]
     partial = [
         candidate.label
@@ -171,12 +198,16 @@ def _describe(chosen: Candidate, rivals: list[str], partial: list[str]) -> tuple
     elif chosen.prefix:
         parts += [f"the prefix {chosen.prefix} was removed from {chosen.renamed} tensors"]
     if chosen.wrapper:
-        parts += [f"the prefix {chosen.wrapper} of the model's names was put before {chosen.renamed} tensors"]
+        parts += [
+            f"the prefix {chosen.wrapper} of the model's names was put before {chosen.renamed} tensors"
+        ]
     if rivals:
         parts += [f"{join_names(rivals)} would fit as well"]
     if partial:
         parts += [f"the average under {join_names(partial)} does not fit in full"]
-    return "; ".join(parts), "to use others, save them alone in a file" if rivals or chosen.is_averaged else ""
+    return "; ".join(
+        parts
+    ), "to use others, save them alone in a file" if rivals or chosen.is_averaged else ""
 
 
 def _walk_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
@@ -191,14 +222,20 @@ def _walk_states(content: Any) -> Iterator[tuple[str, dict[str, FileTensor]]]:
         if isinstance(value, StandIn) and id(value.attributes) not in seen:
             seen.add(id(value.attributes))
             is_module = {"_parameters", "_modules"} <= value.attributes.keys()
-            items = dict(_module_tensors(value, seen)) if is_module else {**value, **value.attributes}
+            items = (
+                dict(_module_tensors(value, seen)) if is_module else {**value, **value.attributes}
+            )
         tensors = {
-            WRAPPED.sub("", name): value for name, value in items.items() if isinstance(value, Tensor | TensorRecord)
+            WRAPPED.sub("", name): value
+            for name, value in items.items()
+            if isinstance(value, Tensor | TensorRecord)
         }
         if tensors:
             yield ".".join(keys), tensors
         queue += [
-            ((*keys, name), value) for name, value in items.items() if isinstance(value, dict) and name != "_metadata"
+            ((*keys, name), value)
+            for name, value in items.items()
+            if isinstance(value, dict) and name != "_metadata"
         ]
 
 
@@ -211,7 +248,11 @@ def _module_tensors(module: StandIn, seen: set[int]) -> Iterator[tuple[str, File
             if not isinstance(part, dict) or id(part) in seen:
                 continue
             seen.add(id(part))
-            yield from ((prefix + name, tensor) for name, tensor in part.items() if isinstance(tensor, TensorRecord))
+            yield from (
+                (prefix + name, tensor)
+                for name, tensor in part.items()
+                if isinstance(tensor, TensorRecord)
+            )
             queue += [(f"{prefix}{name}."[:MAX_NAME], child) for name, child in part.items()]
 
 
@@ -221,7 +262,10 @@ def _is_swapped(content: Any) -> bool:
         return False
     meta = content.get("meta")
     mmengine = "message_hub" in content or (isinstance(meta, dict) and "mmengine_version" in meta)
-    return (mmengine and "ema_state_dict" in content) or {"averaging_state", "current_model_state"} <= content.keys()
+    return (mmengine and "ema_state_dict" in content) or {
+        "averaging_state",
+        "current_model_state",
+    } <= content.keys()
 
 
 def _split_by_prefix(
@@ -253,7 +297,11 @@ def _split_by_prefix(
     firsts = Counter(name.partition(".")[0] + "." for name in names[0])
     for wrapper in (first for first, count in firsts.items() if 2 * count >= len(names[0])):
         wrapped = split.candidates({name.removeprefix(wrapper): name for name in names[0]}, wrapper)
-        yield from (candidate for candidate in wrapped if candidate.fit > max(candidate.fit for candidate in plain))
+        yield from (
+            candidate
+            for candidate in wrapped
+            if candidate.fit > max(candidate.fit for candidate in plain)
+        )
 
 
 @dataclass(frozen=True)
@@ -266,16 +314,23 @@ class _PrefixSplit:
     count_fit: Callable[[FileState], int]
     is_swapped: bool
 
-    def candidates(self, network_names: Mapping[str, str], wrapper: str = "") -> Iterator[Candidate]:
+    def candidates(
+        self, network_names: Mapping[str, str], wrapper: str = ""
+    ) -> Iterator[Candidate]:
         """One for each prefix of the file's names; `network_names` gives the network's name of a name without it.
 
         Names that the network knows and that lack the prefix are taken as they are, unless the others are an average.
         """
         hits = Counter(
-            prefix for name in self.tensors for prefix, bare_name in _cuts(name) if bare_name in network_names
+            prefix
+            for name in self.tensors
+            for prefix, bare_name in _cuts(name)
+            if bare_name in network_names
         )
         for prefix, _ in hits.most_common(MAX_PREFIXES):
-            bare_names = {name: name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)}
+            bare_names = {
+                name: name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)
+            }
             counter = f"{prefix.removesuffix('module.')}n_averaged"
             is_averaged = bool(AVERAGED.search(f"{self.path}.{prefix}")) or counter in self.tensors
             if self.is_swapped:
@@ -297,8 +352,11 @@ class _PrefixSplit:
                 for name, head, _, flat_name in parts
                 if flat_name in flat and AVERAGED.search(head)
             }
-            if average and not is_averaged:  # LitEma's, which has no dots in its names and no buffers
-                head, new = f"{next(iter(average)).partition('.')[0]}.", set(average.values())
+            if (
+                average and not is_averaged
+            ):  # LitEma's, which has no dots in its names and no buffers
+                head = f"{next(iter(average)).partition('.')[0]}."
+                new = set(average.values())
                 remaining = {
                     name: new_name
                     for name, new_name in names.items()
@@ -311,7 +369,9 @@ class _PrefixSplit:
     ) -> Candidate:
         state = self.rename({new_name: self.tensors[name] for name, new_name in names.items()})
         left_out = tuple(name for name in self.tensors if name not in names)
-        return Candidate(self.path, prefix, state, left_out, is_averaged, self.count_fit(state), renamed, wrapper)
+        return Candidate(
+            self.path, prefix, state, left_out, is_averaged, self.count_fit(state), renamed, wrapper
+        )
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:

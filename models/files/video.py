@@ -30,16 +30,44 @@ Shot = Callable[[], "np.ndarray | None"]
 
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "tcp", "rtp", "srt")
 VIDEO_FORMATS = (
-    *("mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "m4v", "flv", "live_flv", "asf", "ogg", "ivf", "obu"),
+    *(
+        "mov",
+        "matroska",
+        "avi",
+        "mpegts",
+        "mpeg",
+        "mpegvideo",
+        "m4v",
+        "flv",
+        "live_flv",
+        "asf",
+        "ogg",
+        "ivf",
+        "obu",
+    ),
     *("h264", "hevc", "mjpeg", "mpjpeg", "dhav", "dv", "mxf", "yuv4mpegpipe", "rtsp", "rtp"),
 )
 """Formats that FFmpeg may open: all hold their own frames."""
 UNTIMED = ("mpjpeg", "mjpeg")
 """Formats without times: FFmpeg gives their frames 25 a second, however many come."""
 MILLISECOND = Fraction(1, 1000)
-PROTOCOLS = (*SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "rtmpte", "rtmpts", "ffrtmphttp")
+PROTOCOLS = (
+    *SCHEMES,
+    "tls",
+    "crypto",
+    "httpproxy",
+    "rtmpt",
+    "rtmpe",
+    "rtmpte",
+    "rtmpts",
+    "ffrtmphttp",
+)
 """Protocols that FFmpeg may use for an address; for a path it may open that file only."""
-ADDRESS_OPTIONS = {"protocol_whitelist": ",".join(PROTOCOLS), "analyzeduration": "200000", "fpsprobesize": "0"}
+ADDRESS_OPTIONS = {
+    "protocol_whitelist": ",".join(PROTOCOLS),
+    "analyzeduration": "200000",
+    "fpsprobesize": "0",
+}
 HTTP_OPTIONS = {"max_redirects": "0"}
 """A redirect may lead anywhere: the one who opens an address follows it."""
 OPENING_SHARE = 2.0
@@ -90,15 +118,19 @@ class MediaClock:
 
     def __init__(self, fps: float | None, longest_s: float = 0.0) -> None:
         self._longest_s = longest_s
-        self.time_s, self.restarts = -1 / (fps or DEFAULT_FPS), -1
-        self._interval_s, self._offset_s = -self.time_s, math.nan
+        self.time_s = -1 / (fps or DEFAULT_FPS)
+        self.restarts = -1
+        self._interval_s = -self.time_s
+        self._offset_s = math.nan
 
     def advance(self, own_s: float | None) -> float:
         """The time of the next frame, whose timestamp is this; None if it has none."""
         due_s = self.time_s + self._interval_s
         time_s = due_s if own_s is None else own_s + self._offset_s
         if not self.time_s - MAX_FALL_S <= time_s <= max(due_s + MAX_JUMP_S, self._longest_s):
-            self._offset_s, time_s, self.restarts = due_s - (own_s or 0.0), due_s, self.restarts + 1
+            self._offset_s = due_s - (own_s or 0.0)
+            time_s = due_s
+            self.restarts = self.restarts + 1
         self.time_s = max(time_s, self.time_s + MIN_STEP_S)
         return self.time_s
 
@@ -116,16 +148,22 @@ class Video:
     """
 
     def __init__(
-        self, source: str, note: Callable[..., object], timeout_s: float | None = None, keys_only: bool = False,
+        self,
+        source: str,
+        note: Callable[..., object],
+        timeout_s: float | None = None,
+        keys_only: bool = False,
         transport: str = TCP,
-    ) -> None:  # fmt: skip
+    ) -> None:
         with _IMPORTING:
             import av
             import av.filter
             import av.logging
 
         av.logging.set_level(None)  # its messages name addresses with their passwords
-        self._is_file, self._where, self._note = is_path(source), without_secret(source), note
+        self._is_file = is_path(source)
+        self._where = without_secret(source)
+        self._note = note
         self._noted: set[str] = set()
         self._is_partial = keys_only
         self._convert = RgbConverter()
@@ -134,7 +172,9 @@ class Video:
         try:
             self._container: Any = av.open(source, options=options, timeout=(opening_s, timeout_s))
         except Exception as error:
-            raise self._error(f"cannot be opened: {reason_of(error)}", "give a video that decodes") from None
+            raise self._error(
+                f"cannot be opened: {reason_of(error)}", "give a video that decodes"
+            ) from None
         try:
             self._stream = self._choose_stream()
         except InputError:
@@ -144,12 +184,17 @@ class Video:
         has_times = self._container.duration is not None
         rate = float((self._stream.average_rate if has_times else self._stream.guessed_rate) or 0)
         self.fps = plausible_rate(rate) if self._is_file else None
-        self.time_s, self.damaged, self._decoded = 0.0, 0, 0
+        self.time_s = 0.0
+        self.damaged = 0
+        self._decoded = 0
         self._holes: list[float] = []  # seconds at which packets are missing, or files are joined
         longest_s = (self._container.duration or 0) / 1e6 if self._is_file else 0.0
-        self._clock, self._longest_gap = MediaClock(self.fps, longest_s), (0.0, 0.0)
+        self._clock = MediaClock(self.fps, longest_s)
+        self._longest_gap = (0.0, 0.0)
         self._tap: Callable[[Any], object] | None = None
-        self._decode_packet: Callable[[Any], Sequence[av.VideoFrame]] = lambda packet: packet.decode()
+        self._decode_packet: Callable[[Any], Sequence[av.VideoFrame]] = lambda packet: (
+            packet.decode()
+        )
         self._packets: Any = self._container.demux(self._stream)
         if not self._is_file and self._format in UNTIMED:
             self._packets = _stamp_packets(self._packets)
@@ -162,7 +207,8 @@ class Video:
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
         if self._has_first is not None:
-            has_first, self._has_first = self._has_first, None
+            has_first = self._has_first
+            self._has_first = None
             return has_first
         self._frame = next(self._frames, None)
         if self._frame is None:
@@ -172,7 +218,8 @@ class Video:
         self._own_s = self._frame.time
         time_s = self._clock.advance(self._own_s)
         self._longest_gap = max(self._longest_gap, (time_s - self.time_s, self.time_s))
-        self.time_s, self._decoded = time_s, self._decoded + 1
+        self.time_s = time_s
+        self._decoded = self._decoded + 1
         self._note_frame(self._frame)
         return True
 
@@ -195,7 +242,9 @@ class Video:
         begin(self._stream)
         self._tap = add
 
-    def decode_with(self, begin: Callable[[Any], Callable[[Any], Sequence[av.VideoFrame]]], is_partial: bool) -> None:
+    def decode_with(
+        self, begin: Callable[[Any], Callable[[Any], Sequence[av.VideoFrame]]], is_partial: bool
+    ) -> None:
         """Let what `begin` makes of PyAV's stream decode each packet; `is_partial` where it may leave frames out."""
         self._decode_packet = begin(self._stream)
         self._is_partial |= is_partial
@@ -208,14 +257,20 @@ class Video:
     def _options(self, source: str, transport: str) -> dict[str, str]:
         options = {"format_whitelist": ",".join(VIDEO_FORMATS), "max_pixels": str(MAX_PIXELS)}
         if self._is_file:
-            with open_regular(Path(source), "give an existing video, or a folder of frames") as file:
+            with open_regular(
+                Path(source), "give an existing video, or a folder of frames"
+            ) as file:
                 if file.read(len(ZIP)) == ZIP or source.lower().endswith(ARCHIVES):
                     raise self._error("is an archive, no video", "unpack it, and give the folder")
                 if source.lower().endswith(NO_VIDEOS):
-                    raise self._error("is no video", "give the folder that holds it with its pictures and labels")
+                    raise self._error(
+                        "is no video", "give the folder that holds it with its pictures and labels"
+                    )
                 return options | {"protocol_whitelist": "file"}
         if (scheme := source.partition("://")[0].lower()) not in SCHEMES:
-            raise self._error("is no address of a stream", f"begin with {', '.join(SCHEMES)}, or give a path")
+            raise self._error(
+                "is no address of a stream", f"begin with {', '.join(SCHEMES)}, or give a path"
+            )
         if scheme.startswith("http"):
             return options | ADDRESS_OPTIONS | HTTP_OPTIONS
         return (
@@ -239,7 +294,9 @@ class Video:
         best = max(streams, key=lambda stream: stream.width * stream.height)
         size = f"{best.width} x {best.height} pixels"
         if best.width * best.height > MAX_PIXELS:
-            raise self._error(f"has frames of {size}, more than {MAX_PIXELS:,}", "make them smaller")
+            raise self._error(
+                f"has frames of {size}, more than {MAX_PIXELS:,}", "make them smaller"
+            )
         if len(streams) > 1:
             text = f"has {len(streams)} videos; the largest is read: stream {best.index}, {size}"
             self._note_once(text, "extract another with `ffmpeg -map 0:N -c copy`")
@@ -274,13 +331,17 @@ class Video:
         except FFmpegError as error:
             if not self._is_file:
                 raise
-            self._note_once(f"cannot be read behind {self.time_s:.1f} s: {reason_of(error)}", LOSS_HINT)
+            self._note_once(
+                f"cannot be read behind {self.time_s:.1f} s: {reason_of(error)}", LOSS_HINT
+            )
         if self._is_file and not self._is_partial:
             self._note_losses()
 
     def _note_frame(self, frame: av.VideoFrame) -> None:
         if frame.interlaced_frame:
-            self._note_once("is interlaced: what moves is combed", "deinterlace it with `ffmpeg -vf bwdif`")
+            self._note_once(
+                "is interlaced: what moves is combed", "deinterlace it with `ffmpeg -vf bwdif`"
+            )
         if transfer := HDR_TRANSFERS.get(frame.color_trc):
             text = f"is HDR ({transfer}), read without tone mapping: its colours are paler than on a screen"
             self._note_once(text, "convert it to SDR if the model was trained on SDR")
@@ -293,17 +354,25 @@ class Video:
                 self._note_once("is turned upright by its display matrix")
 
     def _note_losses(self) -> None:
-        if self._format.startswith("mov"):  # elsewhere a packet may be half a frame or none, and an index has gaps
+        if self._format.startswith(
+            "mov"
+        ):  # elsewhere a packet may be half a frame or none, and an index has gaps
             listed = sum(not entry.is_discard for entry in self._stream.index_entries)
             self.damaged = max(self.damaged, listed - self._decoded)
         if self.damaged:
-            self._note_once(f"{self.damaged} of {self._decoded + self.damaged} frames could not be decoded", LOSS_HINT)
+            self._note_once(
+                f"{self.damaged} of {self._decoded + self.damaged} frames could not be decoded",
+                LOSS_HINT,
+            )
         if len(self._holes) > max(0, self._clock.restarts):
             text = f"lacks data, first at {self._holes[0]:.1f} s: frames are lost there"
             self._note_once(text, LOSS_HINT)
         if self._clock.restarts > 0:
             self._note_once("has timestamps that begin anew; it is played without a gap there")
-        end = (self._container.duration or 0) / 1e6 - max(self.time_s, self._own_s or 0.0), self.time_s
+        end = (
+            (self._container.duration or 0) / 1e6 - max(self.time_s, self._own_s or 0.0),
+            self.time_s,
+        )
         gap_s, at_s = max(self._longest_gap, end)
         if gap_s > max(MIN_GAP_S, GAP_INTERVALS * self.time_s / max(1, self._decoded)):
             text = f"has no frames between {at_s:.1f} s and {at_s + gap_s:.1f} s"
@@ -320,11 +389,14 @@ class Video:
 
 def _stamp_packets(packets: Iterator[Any]) -> Iterator[Any]:
     """Packets with the times at which they come, in milliseconds since the first."""
-    start, last = time.monotonic(), -1
+    start = time.monotonic()
+    last = -1
     with contextlib.closing(packets):  # type: ignore[type-var]
         for packet in packets:
             last = max(last + 1, round(1000 * (time.monotonic() - start)))
-            packet.time_base, packet.pts, packet.dts = MILLISECOND, last, last
+            packet.time_base = MILLISECOND
+            packet.pts = last
+            packet.dts = last
             yield packet
 
 
@@ -352,4 +424,6 @@ def without_secret(source: str) -> str:
     """An address without user and password; a path unchanged."""
     scheme, separator, address = source.partition("://")
     authority, slash, path = address.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else source
+    return (
+        f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else source
+    )

@@ -24,11 +24,30 @@ from torch import Tensor, nn
 from gemel.models.bundle.format import has_code
 from gemel.models.errors import InputError, join_names, size_text
 from gemel.models.files.checkpoint import DAMAGED, PLAIN, TensorRecord, damage
-from gemel.models.files.foreign_checkpoint import PATH_HINT, ForeignTensor, describe_checkpoint, read_foreign
+from gemel.models.files.foreign_checkpoint import (
+    PATH_HINT,
+    ForeignTensor,
+    describe_checkpoint,
+    read_foreign,
+)
 from gemel.models.files.io import open_atomic, open_regular, read_bounded, read_json
 from gemel.models.files.published import Published, fetch
-from gemel.models.files.state_dict import AVERAGED, FileState, FileStates, StateChoice, choose_state, find_states
-from gemel.models.labels.class_names import ASKED, KEYS, MAX_METADATA, StatedNames, find_displaced, find_names
+from gemel.models.files.state_dict import (
+    AVERAGED,
+    FileState,
+    FileStates,
+    StateChoice,
+    choose_state,
+    find_states,
+)
+from gemel.models.labels.class_names import (
+    ASKED,
+    KEYS,
+    MAX_METADATA,
+    StatedNames,
+    find_displaced,
+    find_names,
+)
 from gemel.models.notes import add_note
 from gemel.models.zoo import check_input, file_of
 from gemel.models.zoo.hubs import CONFIG_FILE, read_saved
@@ -59,7 +78,9 @@ MAX_SHARDS = 1000
 PREFIXES = ("module.", "backbone.", "body.", "features.")
 """Prefixes that a tensor's name has in one file and not in another."""
 COUNTER = "num_batches_tracked"
-TRAINING = re.compile(r"(criterion|loss|metrics?|teacher|n_averaged|.*_loss)(\.|$)|(.*\.)?total_(ops|params)$")
+TRAINING = re.compile(
+    r"(criterion|loss|metrics?|teacher|n_averaged|.*_loss)(\.|$)|(.*\.)?total_(ops|params)$"
+)
 """Names of tensors that only training or a counter of FLOPs (thop) uses."""
 DENSE_LAYER = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 """DenseNet's published tensors are called norm.1 and conv.2 where its modules are called norm1 and conv2 today."""
@@ -87,7 +108,9 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     """
     key = f"weights ({query.id})"
     if query.weights is None:
-        raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
+        raise InputError(
+            query.file or query.id, "has no weights file", "add `weights:` to the query", key
+        )
     model_state = module.state_dict()
     if _holds_weights(query):
         return file_of(query).weights()
@@ -99,7 +122,11 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
             if not _is_counter(name)
         )
 
-    with _open_weights(query.weights, key, module, (model_state,), count_fit) as (path, choice, class_names):
+    with _open_weights(query.weights, key, module, (model_state,), count_fit) as (
+        path,
+        choice,
+        class_names,
+    ):
         state = choice.candidate.state
         extra = dict.fromkeys(_extra_names(query.model, state, model_state))
         state = {name: tensor for name, tensor in state.items() if name not in extra}
@@ -111,7 +138,11 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     check_input(query, module)
     left_out = [*choice.candidate.left_out, *(name for name in extra if not _is_counter(name))]
     parts = [f"left out: {join_names([name[:100] for name in left_out], 3)}"] if left_out else []
-    _add_note(f"{query.weights}: {key}", [choice.note, *parts, *_conversions(tensors, model_state)], choice.hint)
+    _add_note(
+        f"{query.weights}: {key}",
+        [choice.note, *parts, *_conversions(tensors, model_state)],
+        choice.hint,
+    )
     return tensors
 
 
@@ -131,7 +162,10 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
     def match(state: FileState) -> dict[str, str]:
         """The file's names of the module's tensors that fit."""
         by_bare_name = {_bare(name): name for name in state}
-        sources = {name: name if name in state else by_bare_name.get(_bare(name), "") for name in model_state}
+        sources = {
+            name: name if name in state else by_bare_name.get(_bare(name), "")
+            for name in model_state
+        }
         return {
             name: source_name
             for name, source_name in sources.items()
@@ -139,11 +173,17 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
         }
 
     names = (model_state, {_bare(name) for name in model_state})
-    with _open_weights(source, key, module, names, lambda state: len(match(state))) as (path, choice, _):
+    with _open_weights(source, key, module, names, lambda state: len(match(state))) as (
+        path,
+        choice,
+        _,
+    ):
         state = choice.candidate.state
         matches = match(state)
         if not any(model_state[name].ndim >= 2 for name in matches):
-            problem = f"none of its {len(state)} tensors fits {type(module).__name__} by name and shape"
+            problem = (
+                f"none of its {len(state)} tensors fits {type(module).__name__} by name and shape"
+            )
             raise InputError(str(source), problem, "give weights of the same backbone", key)
         state_to_load = {name: state[source_name] for name, source_name in matches.items()}
         _check_plain(path, key, state_to_load)
@@ -152,13 +192,24 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
     module.load_state_dict(tensors, strict=False)
     new = [name for name in model_state if name not in tensors and not _is_counter(name)]
     used = set(matches.values())
-    left_out = [*choice.candidate.left_out, *(name for name in state if name not in used and not _is_counter(name))]
+    left_out = [
+        *choice.candidate.left_out,
+        *(name for name in state if name not in used and not _is_counter(name)),
+    ]
     parts = [choice.note, *_conversions(tensors, model_state)]
     if new or left_out:
         text = f"{len(tensors)} tensors taken as `{key}`"
-        text += f", {len(left_out)} left out ({join_names(sorted(left_out), 3)})" if left_out else ""
-        parts.append(text + (f", {len(new)} of the model are made new ({join_names(new, 3)})" if new else ""))
-    hint = "expected for a head of other classes; else give weights of this model" if new or left_out else choice.hint
+        text += (
+            f", {len(left_out)} left out ({join_names(sorted(left_out), 3)})" if left_out else ""
+        )
+        parts.append(
+            text + (f", {len(new)} of the model are made new ({join_names(new, 3)})" if new else "")
+        )
+    hint = (
+        "expected for a head of other classes; else give weights of this model"
+        if new or left_out
+        else choice.hint
+    )
     _add_note(str(source), parts, hint)
     return tuple(tensors)
 
@@ -183,7 +234,10 @@ def fingerprint(weights: Source | None) -> bytes:
 
 
 def save_weights(
-    path: str | Path, state: Mapping[str, Tensor], overwrite: bool = True, classes: Sequence[str] | None = None
+    path: str | Path,
+    state: Mapping[str, Tensor],
+    overwrite: bool = True,
+    classes: Sequence[str] | None = None,
 ) -> None:
     """Write a state dict as safetensors, whole or not at all; raises InputError when it cannot be written.
 
@@ -191,10 +245,15 @@ def save_weights(
     """
     # Copies, since safetensors refuses tensors that share memory.
     tensors = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in state.items()
     }
     with open_atomic(path, overwrite) as file:
-        file.write(safetensors.torch.save(tensors, None if classes is None else {ASKED: json.dumps(list(classes))}))
+        file.write(
+            safetensors.torch.save(
+                tensors, None if classes is None else {ASKED: json.dumps(list(classes))}
+            )
+        )
 
 
 # Reading
@@ -202,13 +261,21 @@ def save_weights(
 
 @contextmanager
 def _open_weights(
-    source: Source, key: str, module: nn.Module, names: Sequence[Collection[str]], count_fit: Callable[[FileState], int]
+    source: Source,
+    key: str,
+    module: nn.Module,
+    names: Sequence[Collection[str]],
+    count_fit: Callable[[FileState], int],
 ) -> Iterator[tuple[Path, StateChoice, Sequence[StatedNames]]]:
     """The path, the state dict that fits best, and the classes that it names, of a file that is open meanwhile."""
     location = fetch(source, key) if isinstance(source, Published) else Path(source)
     if not os.path.exists(location):
-        raise InputError(location, "does not exist", "give the path of a weights file, or train one first", key)
-    max_bytes = MAX_EXTRA_BYTES + MAX_EXTRA_FACTOR * sum(tensor.nbytes for tensor in module.state_dict().values())
+        raise InputError(
+            location, "does not exist", "give the path of a weights file, or train one first", key
+        )
+    max_bytes = MAX_EXTRA_BYTES + MAX_EXTRA_FACTOR * sum(
+        tensor.nbytes for tensor in module.state_dict().values()
+    )
     path = _find_file(location, key)
     saved = read_saved(location, module)
     with ExitStack() as files:
@@ -220,7 +287,9 @@ def _open_weights(
             states = _open_file(files, path, key, max_bytes)
         yield (
             path,
-            choose_state(states, names, lambda state: current_names(module, state), count_fit, path, key),
+            choose_state(
+                states, names, lambda state: current_names(module, state), count_fit, path, key
+            ),
             [*states.class_names, *_named_beside(location)],
         )
 
@@ -231,10 +300,19 @@ def _find_file(path: Path, key: str) -> Path:
         return path
     files = [path / name for name in FOLDER_FILES if (path / name).exists()]
     if not files:
-        raise InputError(path, "is a folder without weights", f"give a file, or a folder with {FOLDER_FILES[1]}", key)
+        raise InputError(
+            path,
+            "is a folder without weights",
+            f"give a file, or a folder with {FOLDER_FILES[1]}",
+            key,
+        )
     if files[1:]:
         ignored = join_names([other.name for other in files[1:]])
-        add_note(f"{path}: {key}", f"{files[0].name} taken; {ignored} left out", "to use another, give its path")
+        add_note(
+            f"{path}: {key}",
+            f"{files[0].name} taken; {ignored} left out",
+            "to use another, give its path",
+        )
     return files[0]
 
 
@@ -248,7 +326,9 @@ def _open_shards(files: ExitStack, index: Path, key: str, max_bytes: int) -> dic
         remaining_bytes -= (index.parent / shard).stat().st_size
         if lacking := [name for name in names if name not in part]:
             problem = f"lacks {join_names(lacking, 2)}, which {index.name} lists"
-            raise InputError(index.parent / shard, problem, "copy or download all shards again", key)
+            raise InputError(
+                index.parent / shard, problem, "copy or download all shards again", key
+            )
         content.update((name, part[name]) for name in names)
     return content
 
@@ -258,8 +338,15 @@ def _list_shards(index: Path, key: str) -> dict[str, list[str]]:
     names = read_json(index, DAMAGED).get("weight_map")
     shards: dict[str, list[str]] = {}
     for name, shard in names.items() if isinstance(names, dict) else ():
-        if not isinstance(shard, str) or not shard or Path(shard).name != shard or shard.endswith(INDEX_SUFFIX):
-            raise InputError(index, f"names the shard {shard!r:.100}, no file beside it", DAMAGED, key)
+        if (
+            not isinstance(shard, str)
+            or not shard
+            or Path(shard).name != shard
+            or shard.endswith(INDEX_SUFFIX)
+        ):
+            raise InputError(
+                index, f"names the shard {shard!r:.100}, no file beside it", DAMAGED, key
+            )
         shards.setdefault(shard, []).append(name)
     if not 0 < len(shards) <= MAX_SHARDS:
         raise InputError(index, f"lists {len(shards)} shards under `weight_map`", DAMAGED, key)
@@ -270,7 +357,12 @@ def _open_file(files: ExitStack, path: Path, key: str, max_bytes: int) -> FileSt
     """States of one file; its first bytes tell the format, and its suffix where they do not."""
     suffix = path.suffix.lower()
     if suffix in MODEL_FILES:
-        raise InputError(path, f"is {EXPORTED[suffix]}, which holds its network too", "give it as `model` instead", key)
+        raise InputError(
+            path,
+            f"is {EXPORTED[suffix]}, which holds its network too",
+            "give it as `model` instead",
+            key,
+        )
     if suffix in EXPORTED:
         raise InputError(path, f"is {EXPORTED[suffix]}, which is not read", EXPORTED_HINT, key)
     file = files.enter_context(open_regular(path, PATH_HINT, key))
@@ -278,7 +370,9 @@ def _open_file(files: ExitStack, path: Path, key: str, max_bytes: int) -> FileSt
     if head.startswith(b"version https://git-lfs"):
         raise InputError(path, "is a Git LFS pointer, not the file itself", "run git lfs pull", key)
     if (size := os.fstat(file.fileno()).st_size) > max_bytes:
-        raise InputError(path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key)
+        raise InputError(
+            path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key
+        )
     if head[8:9] != b"{" and (head[:4] == b"PK\3\4" or head[:1] == b"\x80"):
         return describe_checkpoint(path, key, max_bytes)
     if head[8:9] == b"{" or suffix == SAFETENSORS_SUFFIX:
@@ -293,15 +387,20 @@ def _open_file(files: ExitStack, path: Path, key: str, max_bytes: int) -> FileSt
     raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {suffixes}", key)
 
 
-def _read_safetensors(file: BinaryIO, path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_safetensors(
+    file: BinaryIO, path: Path, key: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file."""
     try:
         # By its descriptor, since the library takes no path whose bytes are no UTF-8.
         with safe_open(f"/dev/fd/{file.fileno()}", "pt") as tensors:
-            return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata() or {}  # noqa: SIM118
+            names = tensors.keys()
+            return {name: tensors.get_tensor(name) for name in names}, tensors.metadata() or {}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         text = " ".join(str(error).split())[:120] or type(error).__name__
-        raise InputError(path, f"is truncated or no safetensors file ({text})", DAMAGED, key) from error
+        raise InputError(
+            path, f"is truncated or no safetensors file ({text})", DAMAGED, key
+        ) from error
 
 
 def _check_plain(path: Path, key: str, state: FileState) -> None:
@@ -316,7 +415,11 @@ def _check_plain(path: Path, key: str, state: FileState) -> None:
 def _read_tensors(state: FileState) -> dict[str, Tensor]:
     """The tensors of a state, those of a checkpoint from their file."""
     read = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
-    read.update(read_foreign({name: tensor for name, tensor in state.items() if isinstance(tensor, ForeignTensor)}))
+    read.update(
+        read_foreign(
+            {name: tensor for name, tensor in state.items() if isinstance(tensor, ForeignTensor)}
+        )
+    )
     return {name: read[name] for name in state}
 
 
@@ -331,7 +434,9 @@ def current_names(module: nn.Module, state: FileState) -> FileState:
     renamed: Any = {DENSE_LAYER.sub(r"\1\2", name): tensor for name, tensor in state.items()}
     for path, part in module.named_modules():
         renames = type(part)._load_from_state_dict is not nn.Module._load_from_state_dict
-        if renames and not part._parameters and not part._buffers:  # with tensors of its own it would load them
+        if (
+            renames and not part._parameters and not part._buffers
+        ):  # with tensors of its own it would load them
             part._load_from_state_dict(renamed, f"{path}." if path else "", {}, False, [], [], [])
     return renamed
 
@@ -375,8 +480,15 @@ def _check_fit(query: Query, key: str, model_state: Mapping[str, Tensor], state:
         if name not in state and not name.endswith(COUNTER)
     ]
     unknown = [f"{name} {tuple(state[name].shape)}" for name in state if name not in model_state]
-    wrong = [name for name, tensor in state.items() if name in model_state and tensor.shape != model_state[name].shape]
-    shapes = [f"{name} is {tuple(state[name].shape)} and should be {tuple(model_state[name].shape)}" for name in wrong]
+    wrong = [
+        name
+        for name, tensor in state.items()
+        if name in model_state and tensor.shape != model_state[name].shape
+    ]
+    shapes = [
+        f"{name} is {tuple(state[name].shape)} and should be {tuple(model_state[name].shape)}"
+        for name in wrong
+    ]
     # In a network of other widths throughout, inputs differ too.
     if (
         wrong
@@ -393,7 +505,10 @@ def _check_fit(query: Query, key: str, model_state: Mapping[str, Tensor], state:
         for examples, text in (
             (lacking, f"lacks {len(lacking)} of the {len(model_state)} tensors of {query.model}"),
             (unknown, f"has {len(unknown)} that {query.model} does not know"),
-            (shapes, f"{len(shapes)} of {len(model_state)} tensors have another shape in {query.model}"),
+            (
+                shapes,
+                f"{len(shapes)} of {len(model_state)} tensors have another shape in {query.model}",
+            ),
         )
         if examples
     ]
@@ -404,13 +519,16 @@ def _check_fit(query: Query, key: str, model_state: Mapping[str, Tensor], state:
 
 def _named_beside(weights: Path) -> list[StatedNames]:
     """The classes that Hugging Face's config beside weights names, or a list of them in their folder."""
-    folder, class_names = weights if weights.is_dir() else weights.parent, list[StatedNames]()
+    folder = weights if weights.is_dir() else weights.parent
+    class_names = list[StatedNames]()
     for name in (CONFIG_FILE, *CLASS_FILES):
         path = folder / name
         with suppress(InputError):
             if name == CONFIG_FILE and path.is_file():
                 stated = find_names(read_json(path, DAMAGED, foreign=True))
-                class_names += [] if stated is None else [replace(stated, key=f"{name}: {stated.key}")]
+                class_names += (
+                    [] if stated is None else [replace(stated, key=f"{name}: {stated.key}")]
+                )
             elif path.is_file():
                 text = read_bounded(path, MAX_METADATA, DAMAGED).decode("utf-8-sig", "replace")
                 stated = find_names({KEYS[0]: text})
@@ -431,13 +549,21 @@ def _check_classes(query: Query, key: str, class_names: Sequence[StatedNames]) -
             where = "" if stated.key == ASKED else f" (`{stated.key}`)"
             problem = f"was trained for the classes {json.dumps(names):.150}, in this order{where}"
             hint = "list in `classes` those of the weights, or give them as `init:` and train"
-            raise InputError(str(query.weights), f"{problem}, and the query asks for {classes:.150}", hint, key)
+            raise InputError(
+                str(query.weights), f"{problem}, and the query asks for {classes:.150}", hint, key
+            )
         if not set(query.classes) <= set(names):
             text = f"its classes (`{stated.key}`) are {join_names(names, 4) or 'in a form that is not read'}"
-            add_note(f"{query.weights}: {key}", f"{text}; the query's are others", "check that their order is the same")
+            add_note(
+                f"{query.weights}: {key}",
+                f"{text}; the query's are others",
+                "check that their order is the same",
+            )
 
 
-def _check_values(source: Source, key: str, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
+def _check_values(
+    source: Source, key: str, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]
+) -> None:
     """Raise InputError for values that are not finite, or that the module's own dtype cannot hold."""
     for name, tensor in state.items():
         if not model_state[name].is_floating_point():
@@ -446,9 +572,16 @@ def _check_values(source: Source, key: str, state: Mapping[str, Tensor], model_s
             file_dtype, model_dtype = (
                 str(tensor.dtype).removeprefix("torch.") for tensor in (tensor, model_state[name])
             )
-            raise InputError(str(source), f"{name} holds {file_dtype} and should hold {model_dtype}", PLAIN_DTYPE, key)
+            raise InputError(
+                str(source),
+                f"{name} holds {file_dtype} and should hold {model_dtype}",
+                PLAIN_DTYPE,
+                key,
+            )
         if not bool(torch.isfinite(tensor.to(model_state[name].dtype)).all()):
-            raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
+            raise InputError(
+                str(source), f"{name} holds NaN or infinite values", "train or export it again", key
+            )
 
 
 # Notes
@@ -457,7 +590,9 @@ def _check_values(source: Source, key: str, state: Mapping[str, Tensor], model_s
 def _conversions(tensors: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> list[str]:
     """How many tensors change their dtype as they are loaded."""
     pairs = [
-        (str(tensor.dtype), str(model_state[name].dtype)) for name, tensor in tensors.items() if not _is_counter(name)
+        (str(tensor.dtype), str(model_state[name].dtype))
+        for name, tensor in tensors.items()
+        if not _is_counter(name)
     ]
     return [
         f"{pairs.count(pair)} tensors converted from {pair[0]} to {pair[1]}".replace("torch.", "")

@@ -69,7 +69,9 @@ def find_activations(graph: ProtoGraph, places: Mapping[str, str]) -> list[str]:
     They are what integer operators read or give, on the way to a product: what follows the last one, such as the places
     of boxes, keeps its precision.
     """
-    leads_to_product = _values_before(graph, [node for node in graph.nodes if node.op_type in WEIGHTED])
+    leads_to_product = _values_before(
+        graph, [node for node in graph.nodes if node.op_type in WEIGHTED]
+    )
     values: dict[str, None] = {}
     for node in graph.nodes:
         if not _is_integer(graph, node):
@@ -106,7 +108,8 @@ def _is_packed_product(graph: ProtoGraph, node: ProtoNode) -> bool:
 
 
 def _is_fused(graph: ProtoGraph, value: str) -> bool:
-    source, users = graph.producer(value), set(graph.readers(value))
+    source = graph.producer(value)
+    users = set(graph.readers(value))
     if source is None or source.op_type not in (*WEIGHTED, "Add") or len(users) != 1:
         return False
     return next(iter(users)).op_type in FUSED
@@ -135,7 +138,10 @@ def measure_ranges(
 
 
 def measure_errors(
-    graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange], frame: np.ndarray
+    graph: ProtoGraph,
+    places: Mapping[str, str],
+    ranges: Mapping[str, ActivationRange],
+    frame: np.ndarray,
 ) -> dict[str, float]:
     """How far each activation alone, held in eight bits, moves what the heads of a network read, by place.
 
@@ -150,7 +156,9 @@ def measure_errors(
     errors = dict.fromkeys(ranges, 0.0)
     for place, gates in zip(switched, np.eye(len(switched), dtype=np.float32), strict=True):
         moved = session.run(frame, {GATES: gates})
-        errors[place] = sum(float(np.square(moved[name] - wide[name]).mean()) / spreads[name] for name in heads)
+        errors[place] = sum(
+            float(np.square(moved[name] - wide[name]).mean()) / spreads[name] for name in heads
+        )
     return errors
 
 
@@ -159,10 +167,14 @@ def _head_inputs(graph: ProtoGraph) -> list[str]:
     packed = [node for node in graph.nodes if _is_packed_product(graph, node)]
     before_packed = _values_before(graph, packed)
     wide = [node for node in graph.nodes if node.op_type in WEIGHTED and node not in packed]
-    return list(dict.fromkeys(node.inputs[0] for node in wide if node.outputs[0] not in before_packed))
+    return list(
+        dict.fromkeys(node.inputs[0] for node in wide if node.outputs[0] not in before_packed)
+    )
 
 
-def _add_switches(graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange]) -> list[str]:
+def _add_switches(
+    graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange]
+) -> list[str]:
     """Let each activation be held in eight bits by a gate from 0 to 1, an input of the graph; returns their places."""
     switched: list[str] = []
     for value in find_activations(graph, places):
@@ -179,7 +191,9 @@ def _add_switches(graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[
         ]
         _insert_after(graph, value, [*coding, *mixing])
         switched.append(places[value])
-    graph.inputs.append(onnx.helper.make_tensor_value_info(GATES, onnx.TensorProto.FLOAT, [len(switched)]))
+    graph.inputs.append(
+        onnx.helper.make_tensor_value_info(GATES, onnx.TensorProto.FLOAT, [len(switched)])
+    )
     return switched
 
 
@@ -191,25 +205,38 @@ class _PlainSession:
 
         proto = graph.to_proto()
         outputs = {*graph.output_names, *(entry.name for entry in proto.graph.input)}
-        proto.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [n for n in names if n not in outputs]))
+        proto.graph.output.extend(
+            map(onnx.helper.make_empty_tensor_value_info, [n for n in names if n not in outputs])
+        )
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         data = proto.SerializeToString()
-        self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        self._outputs, self.input = [output.name for output in self._session.get_outputs()], proto.graph.input[0].name
+        self._session = onnxruntime.InferenceSession(
+            data, options, providers=["CPUExecutionProvider"]
+        )
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.input = proto.graph.input[0].name
 
-    def run(self, batch: np.ndarray, more: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def run(
+        self, batch: np.ndarray, more: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
         """All outputs by name."""
         answers: Any = self._session.run(None, {self.input: batch, **(more or {})})
         return dict(zip(self._outputs, answers, strict=True))
 
 
-def quantize_activations(graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange]) -> None:
+def quantize_activations(
+    graph: ProtoGraph, places: Mapping[str, str], ranges: Mapping[str, ActivationRange]
+) -> None:
     """Let the integer operators of a query's graph compute on codes, where the range of an activation is known."""
     for number, value in enumerate(find_activations(graph, places)):
         if places[value] in ranges and graph.readers(value):
-            _insert_after(graph, value, _coding_nodes(graph, value, f"activation.{number}", ranges[places[value]]))
+            _insert_after(
+                graph,
+                value,
+                _coding_nodes(graph, value, f"activation.{number}", ranges[places[value]]),
+            )
 
 
 def _insert_after(graph: ProtoGraph, value: str, nodes: Sequence[ProtoNode]) -> None:
@@ -222,7 +249,9 @@ def _insert_after(graph: ProtoGraph, value: str, nodes: Sequence[ProtoNode]) -> 
     graph.insert(0 if source is None else graph.nodes.index(source) + 1, nodes)
 
 
-def _coding_nodes(graph: ProtoGraph, value: str, name: str, limits: ActivationRange) -> list[ProtoNode]:
+def _coding_nodes(
+    graph: ProtoGraph, value: str, name: str, limits: ActivationRange
+) -> list[ProtoNode]:
     """The nodes that hold a value in eight bits: to codes, and back."""
     scale, zero = _codes_of(limits)
     scales = graph.add_constant(f"{name}.scale", np.array(scale, np.float32))
@@ -249,6 +278,7 @@ def _is_computed(graph: ProtoGraph, product: ProtoNode) -> bool:
 
 def _codes_of(limits: ActivationRange) -> tuple[float, int]:
     """The scale, and the code of zero."""
-    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    low = min(limits[0], 0.0)
+    high = max(limits[1], 0.0)
     scale = max((high - low) / LEVELS, MIN_SCALE)
     return scale, int(np.clip(round(-low / scale), 0, LEVELS))

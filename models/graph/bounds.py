@@ -51,7 +51,8 @@ def check_fields(data: bytes, where: str) -> None:
         inner_messages = _INNER[message]
         while at < end:
             key, at = _read_varint(data, at, end)
-            size, wire = 0, key & 7
+            size = 0
+            wire = key & 7
             if wire == 2:
                 size, at = _read_varint(data, at, end)
                 inner = inner_messages.get(key >> 3)
@@ -93,7 +94,10 @@ def count_nodes(model: onnx.ModelProto, where: str) -> int:
 
     Raises InputError for too many, for too deep a nesting, and for a function that calls itself.
     """
-    functions = {(function.domain, function.name, function.overload): function for function in model.functions}
+    functions = {
+        (function.domain, function.name, function.overload): function
+        for function in model.functions
+    }
     total = _count(model.graph.node, functions, {}, where, 0)
     if total > MAX_NODES:
         raise InputError(where, f"has {total} nodes and {MAX_NODES} are read", HINT)
@@ -109,7 +113,9 @@ def _count(
 ) -> int:
     """Nodes with those of functions and branches; `totals` has None for a function that is being counted."""
     if depth > MAX_DEPTH:
-        raise InputError(where, f"has functions or branches nested more than {MAX_DEPTH} deep", HINT)
+        raise InputError(
+            where, f"has functions or branches nested more than {MAX_DEPTH} deep", HINT
+        )
     count = 0
     for node in nodes:
         count += 1

@@ -25,5 +25,9 @@ def load_confined(path: Path, size: tuple[int, int] | None) -> Graph:
         document = answer.tensors[DOCUMENT].numpy().tobytes()
     except KeyError as error:
         raise InputError(path, "its reader gave no graph", "do not use this file") from error
-    state = {name.removeprefix(STATE): tensor for name, tensor in answer.tensors.items() if name.startswith(STATE)}
+    state = {
+        name.removeprefix(STATE): tensor
+        for name, tensor in answer.tensors.items()
+        if name.startswith(STATE)
+    }
     return replace(restore_graph(document), state=state)

@@ -22,10 +22,16 @@ def drop_codes(model: onnx.ModelProto) -> int:
     values: dict[str, str] = {}
     count = 0
     for node in graph.node:
-        source = producers.get(node.input[0]) if node.op_type == "DequantizeLinear" and node.input else None
+        source = (
+            producers.get(node.input[0])
+            if node.op_type == "DequantizeLinear" and node.input
+            else None
+        )
         if source is None or source.op_type != "QuantizeLinear" or len(node.input) < 2:
             continue
-        written, taken = ([constants.get(name) for name in coder.input[1:]] for coder in (source, node))
+        written, taken = (
+            [constants.get(name) for name in coder.input[1:]] for coder in (source, node)
+        )
         if written != taken or None in written:
             continue
         count += 1
@@ -61,10 +67,19 @@ def _scalars_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """The constants of one value, by name."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
+        if (
+            node.op_type == "Constant"
+            and node.output
+            and node.attribute
+            and node.attribute[0].HasField("t")
+        ):
             tensors[node.output[0]] = node.attribute[0].t
     names = {name for node in graph.node if node.op_type in CODING for name in node.input[1:]}
-    single = {name: tensors[name] for name in names if name in tensors and list(tensors[name].dims) in ([], [1])}
+    single = {
+        name: tensors[name]
+        for name in names
+        if name in tensors and list(tensors[name].dims) in ([], [1])
+    }
     return {
         name: numpy_helper.to_array(tensor).reshape(())
         for name, tensor in single.items()

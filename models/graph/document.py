@@ -17,7 +17,9 @@ TEXT, NAMES = "text", "names"
 """In the meta of a value or node its name in the file; in that of a graph the names of all by their numbers."""
 
 
-def parse_model(data: bytes, where: str, kind: GraphKind = GraphKind.DOCUMENT, keep_ends: bool = False) -> ir.Model:
+def parse_model(
+    data: bytes, where: str, kind: GraphKind = GraphKind.DOCUMENT, keep_ends: bool = False
+) -> ir.Model:
     """A gated ONNX model from its bytes, its props the file's; InputError for one that the gate refuses.
 
     Its values and nodes are called by numbers, with `keep_ends` all but its inputs and outputs; `text_of` is what the
@@ -45,7 +47,10 @@ def read_gated(gated: GatedGraph, where: str) -> ir.Model:
 def note_texts(graph: ir.Graph, names: Mapping[str, str]) -> None:
     """Let `text_of` know the names of a graph and of its branches."""
     graph.meta[NAMES] = names
-    for value in (*graph.inputs, *graph.initializers.values()):  # some of them leave the graph before they are named
+    for value in (
+        *graph.inputs,
+        *graph.initializers.values(),
+    ):  # some of them leave the graph before they are named
         value.meta[TEXT] = names.get(str(value.name), value.name)
     for node in graph:
         for attribute in node.attributes.values():
@@ -101,7 +106,10 @@ def name_ends(model: ir.Model) -> None:
 
 def is_weight(value: ir.Value) -> bool:
     """Whether a document has its values elsewhere."""
-    return isinstance(value.const_value, ir.ExternalTensor) and str(value.const_value.location) == WEIGHTS
+    return (
+        isinstance(value.const_value, ir.ExternalTensor)
+        and str(value.const_value.location) == WEIGHTS
+    )
 
 
 def describe_node(node: ir.Node) -> str:

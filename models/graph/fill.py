@@ -50,7 +50,9 @@ def fill_graph(
         try:
             _append_tail(graph, stored.cut)
         except (KeyError, ValueError) as error:
-            raise InputError(WHERE, f"has an end that does not fit: {error}", "build the bundle again") from error
+            raise InputError(
+                WHERE, f"has an end that does not fit: {error}", "build the bundle again"
+            ) from error
     _declare_outputs(graph)
     return graph
 
@@ -61,7 +63,8 @@ def fill_graph(
 def fold_norms(graph: ProtoGraph, unfolded: Collection[str]) -> None:
     """Inverse of `unfold_norms`, in place, for a model with its weights; norms at the `unfolded` paths stay apart."""
     for affine in [node for node in graph.nodes if _is_affine(node)]:
-        conv, scale = graph.producer(affine.inputs[0]), affine.inputs[1]
+        conv = graph.producer(affine.inputs[0])
+        scale = affine.inputs[1]
         path = scale.removesuffix(f"{SUFFIX}.weight")
         if conv is None or path in unfolded:
             continue
@@ -74,7 +77,11 @@ def fold_norms(graph: ProtoGraph, unfolded: Collection[str]) -> None:
         graph.remove(affine)
         graph.set_output(conv, affine.outputs[0])
     graph.remove_unused_constants()
-    names = {name: f"{name.removesuffix('.folded')}.weight" for name in graph.constants if name.endswith(".folded")}
+    names = {
+        name: f"{name.removesuffix('.folded')}.weight"
+        for name in graph.constants
+        if name.endswith(".folded")
+    }
     for name in graph.constants:
         path = name.removesuffix(f"{SUFFIX}.bias")
         if path != name and f"{path}{SUFFIX}.weight" not in graph.constants:
@@ -91,12 +98,16 @@ def _is_affine(node: ProtoNode) -> bool:
 # Inputs and outputs
 
 
-def _with_batch(file_input: TensorInfo, graph_batch: int | str, batch: int | str | None) -> TensorInfo:
+def _with_batch(
+    file_input: TensorInfo, graph_batch: int | str, batch: int | str | None
+) -> TensorInfo:
     """The input of the file with another batch, where the graph, whose batch is `graph_batch`, takes it."""
     if batch is None:
         return file_input
     if isinstance(batch, int) and batch < 1:
-        raise InputError(WHERE, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch")
+        raise InputError(
+            WHERE, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch"
+        )
     graph_batch = graph_batch if len(file_input.shape) == 4 else 1
     if isinstance(graph_batch, int) and batch != graph_batch:
         raise InputError(WHERE, f"takes batches of {graph_batch}", "leave this out", "batch")
@@ -118,7 +129,8 @@ def _give_input(graph: ProtoGraph, file_input: TensorInfo) -> None:
         nodes.append(make_node(operator, inputs, f"input/{len(nodes)}", attributes))
         return nodes[-1].outputs[0]
 
-    value, sizes = file_input.name, file_input.shape
+    value = file_input.name
+    sizes = file_input.shape
     if dtype != TensorProto.FLOAT:
         value = put("Cast", [value], {"to": TensorProto.FLOAT})
     if len(sizes) == 3:
@@ -127,7 +139,8 @@ def _give_input(graph: ProtoGraph, file_input: TensorInfo) -> None:
         value = put("Unsqueeze", [value, *axes], {} if is_input else {"axes": [0]})
         sizes = (1, *sizes)
     if sizes[1] not in (1, 3):
-        value, sizes = put("Transpose", [value], {"perm": [0, 3, 1, 2]}), (sizes[0], sizes[3], *sizes[1:3])
+        value = put("Transpose", [value], {"perm": [0, 3, 1, 2]})
+        sizes = (sizes[0], sizes[3], *sizes[1:3])
     if sizes[1] == 1:
         value = put("Concat", [value] * 3, {"axis": 1})
     if nodes:
@@ -138,7 +151,8 @@ def _give_input(graph: ProtoGraph, file_input: TensorInfo) -> None:
 def _drop_batch(graph: ProtoGraph, led: Collection[str]) -> None:
     """Let the outputs have the axes of the file's, which takes one picture at a time."""
     for output in graph.outputs:
-        name, sizes = output.name, graph.sizes.get(output.name)
+        name = output.name
+        sizes = graph.sizes.get(output.name)
         if name not in led or sizes is None:
             continue
         graph.rename({name: f"{name}_of_batch"})
@@ -160,7 +174,9 @@ def _declare_outputs(graph: ProtoGraph) -> None:
         shape = output.type.tensor_type.shape
         shape.SetInParent()
         if sizes[0] is None or sizes[1] is None or len(sizes[0]) != len(sizes[1]):
-            sizes = [(None,) * len(shape.dim)] * 2  # an operator that is not ONNX's: its file says how many axes
+            sizes = [
+                (None,) * len(shape.dim)
+            ] * 2  # an operator that is not ONNX's: its file says how many axes
         shape.ClearField("dim")
         for axis, (size, other) in enumerate(zip(*sizes, strict=True)):  # type: ignore[arg-type]
             dim = shape.dim.add()
@@ -192,7 +208,8 @@ def _infer_outputs(graph: ProtoGraph, number: int) -> Mapping[str, tuple[int | N
         return {}
     return {
         output.name: tuple(
-            dim.dim_value if dim.HasField("dim_value") else None for dim in output.type.tensor_type.shape.dim
+            dim.dim_value if dim.HasField("dim_value") else None
+            for dim in output.type.tensor_type.shape.dim
         )
         for output in inferred.graph.output
         if output.type.tensor_type.HasField("shape")

@@ -16,13 +16,27 @@ from torch import Tensor
 
 from gemel.models.errors import InputError
 from gemel.models.graph.bounds import HINT, MAX_NODES
-from gemel.models.graph.document import MAX_TENSOR_BYTES, describe_node, keep_text, pass_name, source_of, text_of
+from gemel.models.graph.document import (
+    MAX_TENSOR_BYTES,
+    describe_node,
+    keep_text,
+    pass_name,
+    source_of,
+    text_of,
+)
 from gemel.models.graph.operators import OPERATORS
 from gemel.models.graph.operators.recurrent import ACTIVATIONS, FIRST_STATES, LENGTHS
 from gemel.models.graph.operators.registry import integers, number
 from gemel.models.graph.operators.shapes import dtype_of
 from gemel.models.graph.torch_values import attributes_of, to_torch
-from gemel.models.graph.work import CALL, MAX_FRAME_OPERATIONS, TOUCH, TooMuchWork, WorkBudget, count_operations
+from gemel.models.graph.work import (
+    CALL,
+    MAX_FRAME_OPERATIONS,
+    TOUCH,
+    TooMuchWork,
+    WorkBudget,
+    count_operations,
+)
 
 MAX_KEY_VALUES = 64
 """Of a static input by which the sizes of a result are remembered."""
@@ -35,7 +49,14 @@ COUNTED_HINT = (
     "give its PyTorch weights to the zoo's model of that name (fasterrcnn_..., keypointrcnn_...) or its code as "
     "package.module:factory"
 )
-QUANTISED = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+QUANTISED = (
+    "QuantizeLinear",
+    "DynamicQuantizeLinear",
+    "QLinearConv",
+    "QLinearMatMul",
+    "ConvInteger",
+    "MatMulInteger",
+)
 ALONG_AXIS = {
     "Softmax", "LogSoftmax", "ArgMax", "ArgMin", "TopK", "CumSum", "Gather", "GatherElements", "Concat",
     "Split", "LpNormalization", "ScatterElements",
@@ -78,7 +99,11 @@ class FoldLimits:
 
 
 def fold_graph(
-    graph: ir.Graph, constants: dict[ir.Value, Tensor], input_shape: list[int], free: str, limits: FoldLimits
+    graph: ir.Graph,
+    constants: dict[ir.Value, Tensor],
+    input_shape: list[int],
+    free: str,
+    limits: FoldLimits,
 ) -> Folded:
     """Fold a graph in place for an input's shape.
 
@@ -89,8 +114,18 @@ def fold_graph(
 
 
 class _Folding:
-    def __init__(self, graph: ir.Graph, constants: dict, input_shape: list[int], free: str, limits: FoldLimits) -> None:
-        self.graph, self.constants, self.free, self.limits = graph, constants, free, limits
+    def __init__(
+        self,
+        graph: ir.Graph,
+        constants: dict,
+        input_shape: list[int],
+        free: str,
+        limits: FoldLimits,
+    ) -> None:
+        self.graph = graph
+        self.constants = constants
+        self.free = free
+        self.limits = limits
         self.where = limits.budget.where
         self.batch = input_shape[0]
         self.opset = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
@@ -98,7 +133,8 @@ class _Folding:
         (self.input,) = [value for value in graph.inputs if value not in constants]
         dtype = to_torch_type(self.input.dtype)
         first, second = (
-            torch.empty([n, *input_shape[1:]], dtype=dtype, device="meta") for n in (self.batch, self.batch * factor)
+            torch.empty([n, *input_shape[1:]], dtype=dtype, device="meta")
+            for n in (self.batch, self.batch * factor)
         )
         self.tensors: dict[ir.Value, Pair] = {self.input: (first, second)}
         self.spliced: dict[ir.Value, ir.Value] = {}
@@ -116,15 +152,22 @@ class _Folding:
             for place, output in enumerate(list(self.graph.outputs)):
                 self.lead_with_batch(place, output)
         self.remove_folded()
-        shapes = {value: tuple(list(tensor.shape) for tensor in pair) for value, pair in self.tensors.items()}
+        shapes = {
+            value: tuple(list(tensor.shape) for tensor in pair)
+            for value, pair in self.tensors.items()
+        }
         dtypes = {value: pair[0].dtype for value, pair in self.tensors.items()}
-        return Folded(self.constants, shapes, dtypes, self.batch, self.free != "no", tuple(self.led))  # type: ignore[arg-type]
+        return Folded(
+            self.constants, shapes, dtypes, self.batch, self.free != "no", tuple(self.led)
+        )  # type: ignore[arg-type]
 
     def remove_folded(self) -> None:
         """Remove the nodes whose results are constants; an output that is one is copied from it."""
         for output in self.graph.outputs:
             if self.pair(output) is None:
-                raise InputError(self.where, f"the output '{text_of(output)}' is made by no node", HINT)
+                raise InputError(
+                    self.where, f"the output '{text_of(output)}' is made by no node", HINT
+                )
         outputs = set(self.graph.outputs)
         for node in list(self.graph):
             if not all(output in self.constants for output in node.outputs):
@@ -135,7 +178,8 @@ class _Folding:
             (output,) = node.outputs
             value = self.constants.pop(output)
             self.tensors[output] = (value, value)
-            node.op_type, node.domain = "Identity", ""
+            node.op_type = "Identity"
+            node.domain = ""
             node.attributes.clear()
             node.resize_inputs(1)
             node.replace_input_with(0, self.new_constant(value))
@@ -164,9 +208,13 @@ class _Folding:
         for value, pair in zip(node.inputs, inputs):
             if value is not None and pair is None:
                 raise InputError(
-                    self.where, f"{describe_node(node)} reads '{text_of(value, self.graph)}', which nothing makes", HINT
+                    self.where,
+                    f"{describe_node(node)} reads '{text_of(value, self.graph)}', which nothing makes",
+                    HINT,
                 )
-        constant = [pair is None or all(tensor.device.type == "cpu" for tensor in pair) for pair in inputs]
+        constant = [
+            pair is None or all(tensor.device.type == "cpu" for tensor in pair) for pair in inputs
+        ]
         same = all(pair is None or pair[0] is pair[1] for pair in inputs)
         if node.op_type in ("Shape", "Size"):
             first, second = (self.compute(node, [tensor]) for tensor in inputs[0] or ())
@@ -212,8 +260,15 @@ class _Folding:
     def drop_defaults(self, node: ir.Node) -> None:
         """Leave out the first states of a recurrent layer that are zero, and lengths that are the sequence's."""
         pair = self.pair(node.inputs[0])
-        length = pair[0].shape[node.attributes["layout"].as_int() if "layout" in node.attributes else 0] if pair else 0
-        for place, usual in [(LENGTHS, length), *((place, 0) for place in FIRST_STATES[node.op_type])]:
+        length = (
+            pair[0].shape[node.attributes["layout"].as_int() if "layout" in node.attributes else 0]
+            if pair
+            else 0
+        )
+        for place, usual in [
+            (LENGTHS, length),
+            *((place, 0) for place in FIRST_STATES[node.op_type]),
+        ]:
             setting = self.pair(node.inputs[place]) if place < len(node.inputs) else None
             if setting is not None and all(
                 tensor.device.type == "cpu" and bool((tensor == usual).all()) for tensor in setting
@@ -228,10 +283,16 @@ class _Folding:
         for place, pair in enumerate(inputs):
             tensor = None if pair is None else pair[run]
             if tensor is not None and place not in static:
-                tensor = tensor if tensor.device.type == "meta" else torch.empty_like(tensor, device="meta")
+                tensor = (
+                    tensor
+                    if tensor.device.type == "meta"
+                    else torch.empty_like(tensor, device="meta")
+                )
             elif tensor is not None and tensor.device.type == "meta":
                 raise InputError(
-                    self.where, f"{describe_node(node)}: a shape or bound depends on what the picture shows", HINT
+                    self.where,
+                    f"{describe_node(node)}: a shape or bound depends on what the picture shows",
+                    HINT,
                 )
             tensors.append(tensor)
         return tensors
@@ -243,10 +304,14 @@ class _Folding:
             raise
         except Exception as error:  # torch raises many kinds for sizes that do not fit
             text = str(error).split("\n", 1)[0]
-            raise InputError(self.where, f"{describe_node(node)} cannot be computed: {text}", HINT) from error
+            raise InputError(
+                self.where, f"{describe_node(node)} cannot be computed: {text}", HINT
+            ) from error
         total = sum(tensor.numel() * tensor.element_size() for tensor in result)
         if total > MAX_TENSOR_BYTES:
-            raise InputError(self.where, f"{describe_node(node)} makes a tensor of {total} bytes", HINT)
+            raise InputError(
+                self.where, f"{describe_node(node)} makes a tensor of {total} bytes", HINT
+            )
         return result
 
     def find_sizes(self, node: ir.Node, inputs: list[Pair | None], run: int) -> _NodeResult:
@@ -260,7 +325,9 @@ class _Folding:
             sizes = [None if tensor is None else tensor.shape for tensor in arguments]
             is_float = all(tensor.is_floating_point() for tensor in arguments if tensor is not None)
             shapes = [tensor.shape for tensor in results]
-            operations = count_operations(node.op_type, sizes, shapes, attributes_of(node), is_float)
+            operations = count_operations(
+                node.op_type, sizes, shapes, attributes_of(node), is_float
+            )
             result = _NodeResult(results, operations)
             if key is not None:
                 self.limits.sizes[key] = result
@@ -268,18 +335,18 @@ class _Folding:
 
     def check_folded(self, node: ir.Node, inputs: list[Pair | None]) -> None:
         """Refuse constants that would take long or fill the memory, before they are computed."""
-        description, budget = describe_node(node), self.limits.budget
+        description = describe_node(node)
+        budget = self.limits.budget
         if node.op_type in NEVER_FOLDED:
             raise InputError(self.where, f"{description} reads constants alone", HINT)
         count = _count_new(node, [pair[1] for pair in inputs if pair is not None])
         if count is None:
             result = self.find_sizes(node, inputs, 1)
-            nbytes, operations = (
-                sum(tensor.numel() * tensor.element_size() for tensor in result.results),
-                result.operations,
-            )
+            nbytes = sum(tensor.numel() * tensor.element_size() for tensor in result.results)
+            operations = result.operations
         else:
-            nbytes, operations = 8 * count, TOUCH * count
+            nbytes = 8 * count
+            operations = TOUCH * count
         self.folded_bytes += nbytes
         budget.check_bytes(self.folded_bytes, description)
         budget.spend(operations, description)
@@ -291,8 +358,12 @@ class _Folding:
             problem = f"{describe_node(node)}: one frame would take {self.frame_operations:.0e} operations"
             raise TooMuchWork(self.where, problem, HINT)
 
-    def set_known(self, node: ir.Node, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> None:
-        if first is second or all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)):
+    def set_known(
+        self, node: ir.Node, first: tuple[Tensor, ...], second: tuple[Tensor, ...]
+    ) -> None:
+        if first is second or all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)
+        ):
             return self.set_constant(node, first)
         for output, a, b in zip(node.outputs, first, second):
             self.tensors[output] = (a, b)
@@ -300,7 +371,10 @@ class _Folding:
 
     def set_constant(self, node: ir.Node, results: Any) -> None:
         for output, tensor in zip(node.outputs, results):
-            source = next((value for value in node.inputs if value is not None and value in self.constants), None)
+            source = next(
+                (value for value in node.inputs if value is not None and value in self.constants),
+                None,
+            )
             if source is not None and source.name and tensor.is_floating_point():
                 output.meta.setdefault("source", source_of(source))
             self.constants[output] = tensor
@@ -320,13 +394,20 @@ class _Folding:
 
     def splice_branch(self, node: ir.Node) -> bool:
         """Put the branch of an If in its place where its condition is known."""
-        condition = self.constants.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+        condition = (
+            self.constants.get(node.inputs[0])
+            if node.inputs and node.inputs[0] is not None
+            else None
+        )
         if condition is None:
             return False
-        branch: ir.Graph = node.attributes["then_branch" if bool(condition) else "else_branch"].value
+        branch: ir.Graph = node.attributes[
+            "then_branch" if bool(condition) else "else_branch"
+        ].value
         for value in branch.initializers.values():
             self.constants[value] = read_initializer(value, self.where)
-        inner, outputs = list(branch), list(branch.outputs)
+        inner = list(branch)
+        outputs = list(branch.outputs)
         branch.outputs.clear()
         branch.remove(inner)
         self.graph.insert_before(node, inner)
@@ -353,7 +434,9 @@ class _Folding:
         """The axis of a tensor along which the batch is."""
         if pair is None or pair[0].ndim != pair[1].ndim:
             return None
-        return next((axis for axis, (a, b) in enumerate(zip(pair[0].shape, pair[1].shape)) if a != b), None)
+        return next(
+            (axis for axis, (a, b) in enumerate(zip(pair[0].shape, pair[1].shape)) if a != b), None
+        )
 
     def free_batch(self, node: ir.Node, inputs: list[Pair | None]) -> list[Pair | None]:
         """Rewrite a node whose constants fix the batch; what its inputs are from then on."""
@@ -363,13 +446,21 @@ class _Folding:
             source = list(inputs[0][0].shape)
             (result,) = self.find_sizes(node, inputs, 0).results
             before = math.prod(source[:axis]) * self.outer.get(node.inputs[0], 1)
-            product = any(user.op_type in ("Gemm", "MatMul") and index == 0 for user, index in node.outputs[0].uses())
-            place, outer = _batch_place(before, axis, list(result.shape), self.batch, product) or (None, 1)
+            product = any(
+                user.op_type in ("Gemm", "MatMul") and index == 0
+                for user, index in node.outputs[0].uses()
+            )
+            place, outer = _batch_place(before, axis, list(result.shape), self.batch, product) or (
+                None,
+                1,
+            )
             if place is None:
                 raise BatchError(f"{describe_node(node)} splits the batch")
             self.outer[node.outputs[0]] = outer
             return self.replace_reshape(
-                node, inputs, [-1 if axis == place else size for axis, size in enumerate(result.shape)]
+                node,
+                inputs,
+                [-1 if axis == place else size for axis, size in enumerate(result.shape)],
             )
         if node.op_type in ("Concat", "GatherElements", "ScatterElements"):
             axes = {self.axis_of(pair) for pair in inputs} - {None}
@@ -383,12 +474,19 @@ class _Folding:
         source = values.producer() if values is not None else None
         if places is None or places.ndim < 2 or source is None or source.op_type != "Reshape":
             return False
-        if len(self.tensors[values][0].shape) != 1 or places.numel() != self.tensors[values][0].numel():  # type: ignore[index]
+        if (
+            len(self.tensors[values][0].shape) != 1
+            or places.numel() != self.tensors[values][0].numel()
+        ):  # type: ignore[index]
             return False
         strides = [
-            int(places.select(axis, 1).flatten()[0]) if size > 1 else 0 for axis, size in enumerate(places.shape)
+            int(places.select(axis, 1).flatten()[0]) if size > 1 else 0
+            for axis, size in enumerate(places.shape)
         ]
-        order = sorted(range(places.ndim), key=lambda axis: (places.shape[axis] > 1 or axis > 0, -strides[axis], axis))
+        order = sorted(
+            range(places.ndim),
+            key=lambda axis: (places.shape[axis] > 1 or axis > 0, -strides[axis], axis),
+        )
         sizes = [places.shape[axis] for axis in order]
         back = [order.index(axis) for axis in range(places.ndim)]
         if not torch.equal(torch.arange(places.numel()).reshape(sizes).permute(back), places):
@@ -410,7 +508,8 @@ class _Folding:
         axis = self.axis_of(pair)
         if pair is None or axis is None or (axis == 0 and pair[0].shape[0] == self.batch):
             return
-        sizes, outer = list(pair[0].shape), self.outer.get(output, 1)
+        sizes = list(pair[0].shape)
+        outer = self.outer.get(output, 1)
         sizes[axis : axis + 1] = [outer, -1, sizes[axis] // self.batch // outer]
         split = ir.node("Reshape", [output, self.new_constant(torch.tensor(sizes))])
         lead = ir.node(
@@ -418,18 +517,23 @@ class _Folding:
             [split.outputs[0]],
             {"perm": [axis + 1, *(other for other in range(len(sizes)) if other != axis + 1)]},
         )
-        joined = ir.node("Reshape", [lead.outputs[0], self.new_constant(torch.tensor([-1, *pair[0].shape]))])
+        joined = ir.node(
+            "Reshape", [lead.outputs[0], self.new_constant(torch.tensor([-1, *pair[0].shape]))]
+        )
         self.outer.pop(output, None)
         pass_name(output, joined.outputs[0], "_inside")
         self.graph.outputs[place] = joined.outputs[0]
         self.led.append(text_of(joined.outputs[0]))
         self.graph.extend([split, lead, joined])
-        mode, self.free = self.free, "expanding"
+        mode = self.free
+        self.free = "expanding"
         for node in (split, lead, joined):
             self.visit(node)
         self.free = mode
 
-    def replace_reshape(self, node: ir.Node, inputs: list[Pair | None], sizes: list[int]) -> list[Pair | None]:
+    def replace_reshape(
+        self, node: ir.Node, inputs: list[Pair | None], sizes: list[int]
+    ) -> list[Pair | None]:
         """Make a node a Reshape to constant sizes."""
         target = self.new_constant(torch.tensor(sizes, dtype=torch.int64))
         if node.op_type == "Reshape":
@@ -447,10 +551,14 @@ class _Folding:
         self.constants[value] = tensor
         return value
 
-    def expand_batch(self, node: ir.Node, inputs: list[Pair | None], axis: int) -> list[Pair | None]:
+    def expand_batch(
+        self, node: ir.Node, inputs: list[Pair | None], axis: int
+    ) -> list[Pair | None]:
         """Repeat inputs without a batch (class tokens, anchors) along the others' batch before they are joined."""
         expanded = list(inputs)
-        reader = next(value for value, pair in zip(node.inputs, inputs) if self.axis_of(pair) is not None)
+        reader = next(
+            value for value, pair in zip(node.inputs, inputs) if self.axis_of(pair) is not None
+        )
         joined = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
         for place, (value, pair) in enumerate(zip(list(node.inputs), inputs)):
             if pair is None or value is None or self.axis_of(pair) is not None:
@@ -461,7 +569,9 @@ class _Folding:
             size = ir.node("Shape", [reader])
             index = self.new_constant(torch.tensor([axis]))
             length = ir.node("Gather", [size.outputs[0], index], {"axis": 0})
-            parts: list[ir.Value] = [self.new_constant(torch.ones(axis, dtype=torch.int64))] if axis else []
+            parts: list[ir.Value] = (
+                [self.new_constant(torch.ones(axis, dtype=torch.int64))] if axis else []
+            )
             parts.append(length.outputs[0])
             if axis + 1 < ones:
                 parts.append(self.new_constant(torch.ones(ones - axis - 1, dtype=torch.int64)))
@@ -469,7 +579,8 @@ class _Folding:
             wide = ir.node("Expand", [value, target.outputs[0]])
             new = [size, length, target, wide]
             self.graph.insert_before(node, new)
-            mode, self.free = self.free, "expanding"
+            mode = self.free
+            self.free = "expanding"
             for member in new:
                 self.visit(member)
             self.free = mode
@@ -479,7 +590,11 @@ class _Folding:
 
     def settle(self, node: ir.Node, inputs: list[Pair | None], results: Any) -> None:
         """Replace sizes that depend on the batch by constant ones where -1 or 1 says the same."""
-        if node.op_type not in ("Reshape", "Expand") or inputs[1] is None or inputs[1][0] is inputs[1][1]:
+        if (
+            node.op_type not in ("Reshape", "Expand")
+            or inputs[1] is None
+            or inputs[1][0] is inputs[1][1]
+        ):
             return
         (first,), (second,) = results
         places = [place for place, (a, b) in enumerate(zip(first.shape, second.shape)) if a != b]
@@ -487,9 +602,15 @@ class _Folding:
             return
         if node.op_type == "Reshape":
             self.replace_reshape(
-                node, inputs, [-1 if axis in places else size for axis, size in enumerate(first.shape)]
+                node,
+                inputs,
+                [-1 if axis in places else size for axis, size in enumerate(first.shape)],
             )
-        elif self.axis_of(inputs[0]) is not None and inputs[0] is not None and inputs[0][0].ndim == first.ndim:
+        elif (
+            self.axis_of(inputs[0]) is not None
+            and inputs[0] is not None
+            and inputs[0][0].ndim == first.ndim
+        ):
             sizes = [1 if axis in places else size for axis, size in enumerate(first.shape)]
             node.replace_input_with(1, self.new_constant(torch.tensor(sizes, dtype=torch.int64)))
 
@@ -542,11 +663,14 @@ def _count_new(node: ir.Node, inputs: list[Tensor]) -> int | None:
 
 def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> bool:
     first = next(place for place, axis in enumerate(axes) if axis is not None)
-    axis, pair = axes[first], inputs[first]
+    axis = axes[first]
+    pair = inputs[first]
     assert pair is not None and axis is not None
     rank = pair[0].ndim
     if node.op_type in ALONG_AXIS:
-        default = {"Softmax": -1, "LogSoftmax": -1, "TopK": -1, "LpNormalization": -1}.get(node.op_type, 0)
+        default = {"Softmax": -1, "LogSoftmax": -1, "TopK": -1, "LpNormalization": -1}.get(
+            node.op_type, 0
+        )
         attribute = node.attributes.get("axis")
         return (default if attribute is None else attribute.as_int()) % rank == axis
     if node.op_type == "Slice" and len(inputs) > 3 and inputs[3] is not None:
@@ -555,11 +679,15 @@ def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> 
         attribute = node.attributes.get("axis")
         return axis >= (-1 if attribute is None else attribute.as_int()) % rank
     if node.op_type in ACTIVATIONS:
-        return axis != (0 if "layout" in node.attributes and node.attributes["layout"].as_int() else 1)
+        return axis != (
+            0 if "layout" in node.attributes and node.attributes["layout"].as_int() else 1
+        )
     return node.op_type in ("GatherND", "ScatterND", "NonZero", "OneHot")
 
 
-def _batch_place(before: int, axis: int, sizes: list[int], batch: int, product: bool) -> tuple[int, int] | None:
+def _batch_place(
+    before: int, axis: int, sizes: list[int], batch: int, product: bool
+) -> tuple[int, int] | None:
     """The axis of a reshaped tensor that has the batch, and what is outside it in that axis.
 
     `before` values are outside the batch. An axis that is the batch alone comes first, then one that it leads; the last
@@ -575,7 +703,12 @@ def _batch_place(before: int, axis: int, sizes: list[int], batch: int, product: 
         candidates = [candidate for candidate in candidates if candidate[0] != len(sizes) - 1]
     return min(
         candidates,
-        key=lambda candidate: (sizes[candidate[0]] != batch, candidate[1] != 1, candidate[0] != axis, candidate[0]),
+        key=lambda candidate: (
+            sizes[candidate[0]] != batch,
+            candidate[1] != 1,
+            candidate[0] != axis,
+            candidate[0],
+        ),
         default=None,
     )
 
@@ -595,7 +728,11 @@ def prepare_call(node: ir.Node, inputs: list[Any], opset: int) -> tuple[list[Any
         value.tolist() if place in operator.static and isinstance(value, Tensor) else value
         for place, value in enumerate(inputs)
     ]
-    attributes = {name: value for name, value in attributes_of(node).items() if name not in ("consumed_inputs",)}
+    attributes = {
+        name: value
+        for name, value in attributes_of(node).items()
+        if name not in ("consumed_inputs",)
+    }
     if node.op_type == "ConstantOfShape" and isinstance(attributes.get("value"), Tensor):
         value = attributes["value"]
         attributes = {"value": value.reshape(-1)[0].item(), "dtype": value.dtype}
@@ -613,7 +750,9 @@ def check_operator(node: ir.Node, where: str) -> None:
     description = describe_node(node)
     if node.op_type in CONTROL_FLOW or node.op_type.startswith("Sequence"):
         raise InputError(
-            where, f"{description} decides by what the picture shows", "export the model without loops and branches"
+            where,
+            f"{description} decides by what the picture shows",
+            "export the model without loops and branches",
         )
     if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
         raise InputError(
@@ -626,7 +765,9 @@ def check_operator(node: ir.Node, where: str) -> None:
         if node.domain.startswith("com.microsoft"):
             hint = "give the file as it was exported, before ONNX Runtime optimised it"
         raise InputError(where, f"{description} is of the custom domain '{node.domain}'", hint)
-    raise InputError(where, f"{description} is no operator that can be computed", "export the model without it")
+    raise InputError(
+        where, f"{description} is no operator that can be computed", "export the model without it"
+    )
 
 
 def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
@@ -637,7 +778,9 @@ def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
 def read_initializer(value: ir.Value, where: str) -> Tensor:
     """A constant of a branch, which is in the file itself."""
     if value.const_value is None or isinstance(value.const_value, ir.ExternalTensor):
-        raise InputError(where, f"the constant '{text_of(value)}' of a branch is not in the file", HINT)
+        raise InputError(
+            where, f"the constant '{text_of(value)}' of a branch is not in the file", HINT
+        )
     return to_torch(value.const_value.numpy())
 
 
@@ -645,5 +788,7 @@ def _constant_value(node: ir.Node) -> Tensor:
     name, attribute = next(iter(node.attributes.items()))
     value = attribute.value
     if attribute.type == ir.AttributeType.TENSOR:
-        return torch.from_numpy(value.numpy())  # the reader has put it into memory that may be written to
+        return torch.from_numpy(
+            value.numpy()
+        )  # the reader has put it into memory that may be written to
     return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)

@@ -87,7 +87,9 @@ def admit_graph(
     return gate_model(model, where, kind, keep_ends)
 
 
-def gate_model(model: onnx.ModelProto, where: str | Path, kind: GraphKind, keep_ends: bool = False) -> GatedGraph:
+def gate_model(
+    model: onnx.ModelProto, where: str | Path, kind: GraphKind, keep_ends: bool = False
+) -> GatedGraph:
     """As `admit_graph`, of a model in memory, which is changed in place."""
     if not model.HasField("graph") or not model.graph.node:
         raise InputError(where, "is no ONNX file, or one without a graph", HINT)
@@ -110,7 +112,8 @@ def write_model(model: onnx.ModelProto, metadata: Mapping[str, str]) -> bytes:
 
 class _Gate:
     def __init__(self, where: str, kind: GraphKind) -> None:
-        self.where, self.kind = where, kind
+        self.where = where
+        self.kind = kind
         self.numbers = ValueNumbers()
         self.names: dict[str, str] = {}
         self.nodes = 0
@@ -127,7 +130,9 @@ class _Gate:
             problem = f"is of opset {opsets.get(STANDARD, 0)}, and opsets {MIN_OPSET} to {MAX_OPSET} are read"
             raise InputError(self.where, problem, "export it with opset 18")
         if self.kind is GraphKind.DOCUMENT:
-            self.numbers.keep(value.name for value in model.graph.initializer if KEY.fullmatch(value.name))
+            self.numbers.keep(
+                value.name for value in model.graph.initializer if KEY.fullmatch(value.name)
+            )
         self.pass_graph(model.graph, is_main=True)
         for function in model.functions:
             self.pass_function(function, opsets)
@@ -176,7 +181,9 @@ class _Gate:
 
     # Graphs
 
-    def pass_graph(self, graph: onnx.GraphProto, is_main: bool = False, in_function: bool = False) -> None:
+    def pass_graph(
+        self, graph: onnx.GraphProto, is_main: bool = False, in_function: bool = False
+    ) -> None:
         if graph.sparse_initializer:
             raise InputError(self.where, "has sparse weights", "export it with dense ones")
         for tensor in graph.initializer:
@@ -210,7 +217,17 @@ class _Gate:
         for node in function.node:
             self.pass_node(node, in_function=True)
         keep_fields(
-            function, {"name", "domain", "input", "output", "attribute", "attribute_proto", "opset_import", "node"}
+            function,
+            {
+                "name",
+                "domain",
+                "input",
+                "output",
+                "attribute",
+                "attribute_proto",
+                "opset_import",
+                "node",
+            },
         )
 
     def pass_value(self, info: onnx.ValueInfoProto) -> None:
@@ -240,9 +257,14 @@ class _Gate:
         node.name = name
         node.input[:] = [self.numbers.number(value) for value in node.input]
         node.output[:] = [self.numbers.number(value) for value in node.output]
-        function = self.functions.get((node.domain, node.op_type, node.overload)) if self.functions else None
+        function = (
+            self.functions.get((node.domain, node.op_type, node.overload))
+            if self.functions
+            else None
+        )
         if function is not None:
-            node.domain, node.op_type = LOCAL, function
+            node.domain = LOCAL
+            node.op_type = function
             self.pass_call(node, description, in_function)
         else:
             self.pass_operator(node, description, in_function)
@@ -258,17 +280,25 @@ class _Gate:
         node.domain = self.check_domain(node.domain)
         is_standard = node.domain == STANDARD
         if self.kind is GraphKind.DOCUMENT and not (is_standard and node.op_type in LISTED):
-            raise InputError(self.where, f"{description} is no operator that can be computed", DAMAGED)
+            raise InputError(
+                self.where, f"{description} is no operator that can be computed", DAMAGED
+            )
         listed = self.listed.get(node.op_type) if is_standard else None
         if listed is None and not OPERATOR.fullmatch(node.op_type):
             raise InputError(self.where, f"{description} is no operator", HINT)
-        inner = [place for place, attribute in enumerate(node.attribute) if attribute.name.startswith("__")]
+        inner = [
+            place
+            for place, attribute in enumerate(node.attribute)
+            if attribute.name.startswith("__")
+        ]
         for place in reversed(inner):  # an exporter's own notes, which ONNX lets every reader skip
             del node.attribute[place]
         for attribute in node.attribute:
             types = _PLAIN if listed is None else listed.get(attribute.name)
             if types is None or (listed is None and not ATTRIBUTE.fullmatch(attribute.name)):
-                raise InputError(self.where, f"{description} has no attribute '{attribute.name}'", HINT)
+                raise InputError(
+                    self.where, f"{description} has no attribute '{attribute.name}'", HINT
+                )
             if node.op_type not in BRANCHING:
                 types = types & _PLAIN
             self.pass_attribute(attribute, types, description, in_function)
@@ -276,18 +306,26 @@ class _Gate:
     # Values
 
     def pass_attribute(
-        self, attribute: onnx.AttributeProto, types: Iterable[int], description: str, in_function: bool
+        self,
+        attribute: onnx.AttributeProto,
+        types: Iterable[int],
+        description: str,
+        in_function: bool,
     ) -> None:
         """Keep an attribute's value, or a reference to a function's parameter, and nothing else."""
         field = _FIELDS.get(attribute.type)
         if field is None or attribute.type not in types:
             raise InputError(
-                self.where, f"{description}: the attribute '{attribute.name}' has a type that is not read", HINT
+                self.where,
+                f"{description}: the attribute '{attribute.name}' has a type that is not read",
+                HINT,
             )
         if attribute.ref_attr_name:
             if not in_function:
                 raise InputError(
-                    self.where, f"{description}: '{attribute.name}' refers to no function's attribute", HINT
+                    self.where,
+                    f"{description}: '{attribute.name}' refers to no function's attribute",
+                    HINT,
                 )
             attribute.ref_attr_name = self.parameter(attribute.ref_attr_name)
             keep_fields(attribute, {"name", "type", "ref_attr_name"})
@@ -301,9 +339,13 @@ class _Gate:
         elif field in ("s", "strings"):
             texts = attribute.strings if field == "strings" else [attribute.s]
             if any(len(text) > MAX_TEXT_BYTES for text in texts):
-                raise InputError(self.where, f"{description}: a text of '{attribute.name}' is too long", HINT)
+                raise InputError(
+                    self.where, f"{description}: a text of '{attribute.name}' is too long", HINT
+                )
 
-    def pass_tensor(self, tensor: onnx.TensorProto, description: str, can_lie_outside: bool) -> None:
+    def pass_tensor(
+        self, tensor: onnx.TensorProto, description: str, can_lie_outside: bool
+    ) -> None:
         is_buffer = self.kind is GraphKind.DOCUMENT and tensor.doc_string == BUFFER
         for field in ("doc_string", "metadata_props"):
             tensor.ClearField(field)
@@ -313,13 +355,14 @@ class _Gate:
             tensor.ClearField("external_data")
             return
         if not can_lie_outside or self.kind is GraphKind.TAIL:
-            problem = (
-                f"the values of '{description}' are in another file, where only weights of the graph itself may be"
-            )
+            allowed = "where only weights of the graph itself may be"
+            problem = f"the values of '{description}' are in another file, {allowed}"
             raise InputError(self.where, problem, "export it again with its constants inside")
         places = {entry.key: entry.value for entry in tensor.external_data}
         if not all(PLACE.fullmatch(places.get(key, "0")) for key in ("offset", "length")):
-            raise InputError(self.where, f"the weight '{description}' is at no place of its file", HINT)
+            raise InputError(
+                self.where, f"the weight '{description}' is at no place of its file", HINT
+            )
         if self.kind is GraphKind.DOCUMENT:
             self.check_stored(tensor, places.get("location"))
         keep_fields(tensor, {"name", "dims", "data_type", "data_location", "external_data"})

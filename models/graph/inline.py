@@ -40,9 +40,12 @@ Attributes = Mapping[str, onnx.AttributeProto]
 
 
 class _Inlining:
-    def __init__(self, functions: Iterable[onnx.FunctionProto], numbers: Numbers, where: str) -> None:
+    def __init__(
+        self, functions: Iterable[onnx.FunctionProto], numbers: Numbers, where: str
+    ) -> None:
         self.functions = {function.name: function for function in functions}
-        self.numbers, self.where = numbers, where
+        self.numbers = numbers
+        self.where = where
         sizes = sum(function.ByteSize() for function in self.functions.values())
         self.max_bytes = MAX_COPIED_BYTES + COPIED_PER_BYTE * sizes
         self.copied_bytes = 0
@@ -68,7 +71,9 @@ class _Inlining:
         """Append what a call computes."""
         function = self.functions[call.op_type]
         if len(call.input) > len(function.input) or len(call.output) > len(function.output):
-            raise InputError(self.where, "a call of one of its functions has more values than the function", HINT)
+            raise InputError(
+                self.where, "a call of one of its functions has more values than the function", HINT
+            )
         values = dict.fromkeys(function.input, "")
         values.update(zip(function.input, call.input))
         bridges = []
@@ -77,13 +82,19 @@ class _Inlining:
                 bridges.append((inner, outer))
             elif outer:
                 values[inner] = outer
-        attributes = {attribute.name: attribute for attribute in (*function.attribute_proto, *call.attribute)}
+        attributes = {
+            attribute.name: attribute for attribute in (*function.attribute_proto, *call.attribute)
+        }
         copies = [self.copy_node(node, values, attributes) for node in function.node]
         self.expand_nodes(copies, expanded)
         for inner, outer in bridges:
-            expanded.append(onnx.NodeProto(op_type="Identity", input=[values[inner]], output=[outer]))
+            expanded.append(
+                onnx.NodeProto(op_type="Identity", input=[values[inner]], output=[outer])
+            )
 
-    def copy_node(self, node: onnx.NodeProto, values: dict[str, str], attributes: Attributes) -> onnx.NodeProto:
+    def copy_node(
+        self, node: onnx.NodeProto, values: dict[str, str], attributes: Attributes
+    ) -> onnx.NodeProto:
         """A node of a function for one call: `values` has the numbers that the call gives its values."""
         self.copied_bytes += node.ByteSize()
         if self.copied_bytes > self.max_bytes:
@@ -110,7 +121,9 @@ class _Inlining:
                 self.copy_branch(attribute.g, values, attributes)
         return copy
 
-    def copy_branch(self, graph: onnx.GraphProto, values: dict[str, str], attributes: Attributes) -> None:
+    def copy_branch(
+        self, graph: onnx.GraphProto, values: dict[str, str], attributes: Attributes
+    ) -> None:
         """Renumber a branch within a function in place."""
         for info in (*graph.input, *graph.output, *graph.initializer):
             info.name = self.value(info.name, values)

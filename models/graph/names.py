@@ -20,8 +20,22 @@ from gemel.models.graph.steps import RESERVED
 
 MAX_INLINE = 64
 """Values of an integer constant that the document itself holds."""
-SUFFIXES = (".weight", ".bias", ".kernel", "_weight", "_bias", ".w_0", ".b_0", "/kernel", "/weight", ".W", ".B")
-ANONYMOUS = re.compile(r"(onnx::|_v_|val_|folded_|const|tmp|/|[\d_.]+$|.*_output_\d+$)", re.IGNORECASE)
+SUFFIXES = (
+    ".weight",
+    ".bias",
+    ".kernel",
+    "_weight",
+    "_bias",
+    ".w_0",
+    ".b_0",
+    "/kernel",
+    "/weight",
+    ".W",
+    ".B",
+)
+ANONYMOUS = re.compile(
+    r"(onnx::|_v_|val_|folded_|const|tmp|/|[\d_.]+$|.*_output_\d+$)", re.IGNORECASE
+)
 """Names that exporters make up."""
 NOT_TRAINED = re.compile(r"anchor|stride|grid|mean|std|running|index|mask", re.IGNORECASE)
 
@@ -33,7 +47,9 @@ def write_weights(graph: ir.Graph, folded: Folded) -> dict[str, Tensor]:
 
 class _Naming:
     def __init__(self, graph: ir.Graph, folded: Folded) -> None:
-        self.graph, self.constants, self.shapes = graph, folded.constants, folded.shapes
+        self.graph = graph
+        self.constants = folded.constants
+        self.shapes = folded.shapes
         self.state: dict[str, Tensor] = {}
         self.values: dict[str, ir.Value] = {}
         self.paths: dict[tuple, str] = {}
@@ -74,17 +90,26 @@ class _Naming:
     def name_node(self, node: ir.Node, number: int) -> None:
         """Name the weights of a node that becomes a module."""
         kind = node.op_type
-        weight, bias = self.constant(node, 1), self.constant(node, 2)
+        weight = self.constant(node, 1)
+        bias = self.constant(node, 2)
         has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
-        if kind in ("Conv", "ConvTranspose") and weight is not None and (bias is not None or not has_bias):
+        if (
+            kind in ("Conv", "ConvTranspose")
+            and weight is not None
+            and (bias is not None or not has_bias)
+        ):
             self.put(node, number, {"weight": 1, "bias": 2})
         elif kind == "Gemm" and weight is not None and (bias is not None or not has_bias):
             self.name_gemm(node, number, weight, bias)
         elif kind == "MatMul" and weight is not None and weight.ndim == 2:
             add = self.bias_after(node, weight.shape[1])
             self.put(node, number, {"weight": 1}, transpose=True, add=add)
-        elif kind == "BatchNormalization" and all(self.constant(node, place) is not None for place in range(1, 5)):
-            path = self.put(node, number, {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4})
+        elif kind == "BatchNormalization" and all(
+            self.constant(node, place) is not None for place in range(1, 5)
+        ):
+            path = self.put(
+                node, number, {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4}
+            )
             self.state[f"{path}.num_batches_tracked"] = torch.tensor(0)
         elif (
             kind in ("LayerNormalization", "GroupNormalization")
@@ -119,15 +144,25 @@ class _Naming:
         return (users[0], place) if bias is not None and bias.shape == (out,) else None
 
     def put(
-        self, node: ir.Node, number: int, keys: dict[str, int], transpose: bool = False,
+        self,
+        node: ir.Node,
+        number: int,
+        keys: dict[str, int],
+        transpose: bool = False,
         add: tuple[ir.Node, int] | None = None,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Name the constants of a node; the same constants with the same settings are one module."""
-        places = {key: (node, place) for key, place in keys.items() if self.constant(node, place) is not None}
+        places = {
+            key: (node, place)
+            for key, place in keys.items()
+            if self.constant(node, place) is not None
+        }
         if add is not None:
             places["bias"] = add
         values = {key: reader.inputs[place] for key, (reader, place) in places.items()}
-        settings = tuple(sorted((name, str(value.value)) for name, value in node.attributes.items()))
+        settings = tuple(
+            sorted((name, str(value.value)) for name, value in node.attributes.items())
+        )
         identity = (node.op_type, settings, *values.items())
         path = self.paths.get(identity)
         if path is None:
@@ -138,7 +173,13 @@ class _Naming:
         return path
 
     def bind(
-        self, node: ir.Node, place: int, key: str, tensor: Tensor, transpose: bool = False, buffer: bool = False
+        self,
+        node: ir.Node,
+        place: int,
+        key: str,
+        tensor: Tensor,
+        transpose: bool = False,
+        buffer: bool = False,
     ) -> None:
         """Let a node read the weight of a key."""
         if key not in self.values:
@@ -150,13 +191,16 @@ class _Naming:
         """A module's path from the name of a weight, else of its node, else its operator and number."""
         names = [source_of(value) for value in values.values() if value is not None]
         names.insert(1, _scope(node))
-        readable = next((_without_suffix(name) for name in names if name and not ANONYMOUS.match(name)), None)
+        readable = next(
+            (_without_suffix(name) for name in names if name and not ANONYMOUS.match(name)), None
+        )
         return self.unique(_to_path(readable) if readable else f"{_snake(node.op_type)}_{number}")
 
     def unique(self, path: str) -> str:
         """A path that is no other's, nor above or below it."""
         path = path.replace(".", "_") if self.taken & _above(path) else path
-        candidate, number = path, 1
+        candidate = path
+        number = 1
         while candidate in self.taken or candidate in self.containers:
             number += 1
             candidate = f"{path}_{number}"
@@ -171,30 +215,59 @@ class _Naming:
             if value is None or value not in self.constants:
                 continue
             tensor = self.constants[value]
-            if place in operator.static or (node.op_type == "Gather" and place == 1 and tensor.ndim == 0):
+            if place in operator.static or (
+                node.op_type == "Gather" and place == 1 and tensor.ndim == 0
+            ):
                 self.hold(node, place, value, tensor)
             elif tensor.numel() == 1 and self.is_scalar(node, place, tensor):
                 self.hold(node, place, value, tensor.reshape(()))
             elif not tensor.is_floating_point() and tensor.numel() <= MAX_INLINE:
-                self.hold(node, place, value, tensor)  # part of a shape, which a run without weights needs
+                self.hold(
+                    node, place, value, tensor
+                )  # part of a shape, which a run without weights needs
             else:
                 name = source_of(value) or _snake(node.op_type)
                 made_up = node.op_type not in ACTIVATIONS and ANONYMOUS.match(name)
                 fixed = bool(made_up or NOT_TRAINED.search(name))
-                buffer = fixed or not tensor.is_floating_point() or bool(tensor.isinf().any())  # as a mask is
+                buffer = (
+                    fixed or not tensor.is_floating_point() or bool(tensor.isinf().any())
+                )  # as a mask is
                 path = self.paths.get(("tensor", value))
                 if path is None:
-                    readable = _to_path(name if not ANONYMOUS.match(name) else f"constants.{_snake(node.op_type)}")
+                    readable = _to_path(
+                        name if not ANONYMOUS.match(name) else f"constants.{_snake(node.op_type)}"
+                    )
                     path = self.paths["tensor", value] = self.unique(readable)
                 self.bind(node, place, path, tensor, buffer=buffer)
 
     def is_scalar(self, node: ir.Node, place: int, tensor: Tensor) -> bool:
         """Whether one number says what a constant of one value does."""
-        operands = [operand for at, operand in enumerate(node.inputs) if at != place and operand is not None]
-        ranks = [len(self.shapes[operand][0]) if operand in self.shapes else 0 for operand in operands]
-        simple = node.op_type in ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Equal", "Greater", "Less", "Where",
-                                  "GreaterOrEqual", "LessOrEqual")  # fmt: skip
-        return simple and max(ranks, default=0) >= tensor.ndim and any(operand in self.shapes for operand in operands)
+        operands = [
+            operand for at, operand in enumerate(node.inputs) if at != place and operand is not None
+        ]
+        ranks = [
+            len(self.shapes[operand][0]) if operand in self.shapes else 0 for operand in operands
+        ]
+        simple = node.op_type in (
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Pow",
+            "Max",
+            "Min",
+            "Equal",
+            "Greater",
+            "Less",
+            "Where",
+            "GreaterOrEqual",
+            "LessOrEqual",
+        )
+        return (
+            simple
+            and max(ranks, default=0) >= tensor.ndim
+            and any(operand in self.shapes for operand in operands)
+        )
 
     def hold(self, node: ir.Node, place: int, value: ir.Value, tensor: Tensor) -> None:
         """Let the document hold a constant; equal ones once."""
@@ -219,7 +292,9 @@ def _placeholder(name: str, tensor: Tensor, buffer: bool) -> ir.Value:
     external = ir.ExternalTensor(
         WEIGHTS, 0, tensor.nbytes, dtype, shape=ir.Shape(tensor.shape), name=name, doc_string=doc
     )
-    return ir.Value(name=name, const_value=external, shape=ir.Shape(tensor.shape), type=ir.TensorType(dtype))
+    return ir.Value(
+        name=name, const_value=external, shape=ir.Shape(tensor.shape), type=ir.TensorType(dtype)
+    )
 
 
 def _scope(node: ir.Node) -> str:

@@ -41,7 +41,8 @@ def build_graph(document: bytes, device: str | torch.device = "cpu") -> StepNetw
 
 class _Builder:
     def __init__(self, graph: ir.Graph, device: torch.device) -> None:
-        self.graph, self.device = graph, device
+        self.graph = graph
+        self.device = device
         (picture,) = graph.inputs
         self.root = StepNetwork(one_by_one=picture.shape is not None and picture.shape[0] == 1)
         self.steps: list[NetworkStep] = []
@@ -110,9 +111,14 @@ class _Builder:
         call = self.add_module(node)
         if call is None:
             operator = OPERATORS[node.op_type]
-            inputs = [self.argument(value, place in operator.static) for place, value in enumerate(node.inputs)]
+            inputs = [
+                self.argument(value, place in operator.static)
+                for place, value in enumerate(node.inputs)
+            ]
             if node.op_type == "Identity" and node.inputs[0] is not None:
-                inputs = [self.read(node.inputs[0])]  # an output that is one number is a tensor still
+                inputs = [
+                    self.read(node.inputs[0])
+                ]  # an output that is one number is a tensor still
             arguments, attributes = prepare_call(node, inputs, self.opset)
             call = self.add_step(StepKind.OPERATOR, node.op_type, *arguments, **attributes)
         if isinstance(call, tuple):
@@ -136,22 +142,34 @@ class _Builder:
 
     def add_module(self, node: ir.Node) -> Result | tuple[Result, ir.Value] | None:
         """The call of a node's module; None where it stays a function."""
-        weight = self.weights.get(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        weight = (
+            self.weights.get(node.inputs[1])
+            if len(node.inputs) > 1 and node.inputs[1] is not None
+            else None
+        )
         path, _, last = (weight.name or "").rpartition(".") if weight is not None else ("", "", "")
         if weight is None or last != "weight" or not path:
             return None
         names = [value.name if value is not None else None for value in node.inputs]
         makers = {
-            "Conv": self.make_conv, "ConvTranspose": self.make_conv, "Gemm": self.make_linear,
-            "MatMul": self.make_linear, "BatchNormalization": self.make_batch_norm,
-            "LayerNormalization": self.make_layer_norm, "GroupNormalization": self.make_group_norm,
-        }  # fmt: skip
-        if node.op_type not in makers or (len(names) > 2 and names[2] not in (None, f"{path}.bias")):
+            "Conv": self.make_conv,
+            "ConvTranspose": self.make_conv,
+            "Gemm": self.make_linear,
+            "MatMul": self.make_linear,
+            "BatchNormalization": self.make_batch_norm,
+            "LayerNormalization": self.make_layer_norm,
+            "GroupNormalization": self.make_group_norm,
+        }
+        if node.op_type not in makers or (
+            len(names) > 2 and names[2] not in (None, f"{path}.bias")
+        ):
             return None
         shape = [int(size) for size in weight.shape.numpy()]
         return makers[node.op_type](node, path, shape)
 
-    def call(self, path: str, module: nn.Module | None, node: ir.Node, x: Result | None = None) -> Result:
+    def call(
+        self, path: str, module: nn.Module | None, node: ir.Node, x: Result | None = None
+    ) -> Result:
         """Call the module at a path, put there unless it is already."""
         owner, _, name = path.rpartition(".")
         holder = self.holder(owner)
@@ -163,8 +181,10 @@ class _Builder:
     def make_conv(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
         options = attributes_of(node)
         rank = len(shape) - 2
-        stride, dilation = options.get("strides") or [1] * rank, options.get("dilations") or [1] * rank
-        auto, group = options.get("auto_pad", "NOTSET"), options.get("group", 1)
+        stride = options.get("strides") or [1] * rank
+        dilation = options.get("dilations") or [1] * rank
+        auto = options.get("auto_pad", "NOTSET")
+        group = options.get("group", 1)
         if rank not in CONV or auto.startswith("SAME") or options.get("output_shape"):
             return None
         sides = window_pads([0] * rank, shape[2:], stride, dilation, auto, options.get("pads"))
@@ -172,22 +192,36 @@ class _Builder:
         padding = tuple(before for before, _ in sides) if even else (0,) * rank
         has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
         settings: dict[str, Any] = {
-            "kernel_size": tuple(shape[2:]), "stride": tuple(stride), "padding": padding, "dilation": tuple(dilation),
-            "groups": group, "bias": has_bias, "device": self.device, "dtype": torch.float32,
-        }  # fmt: skip
+            "kernel_size": tuple(shape[2:]),
+            "stride": tuple(stride),
+            "padding": padding,
+            "dilation": tuple(dilation),
+            "groups": group,
+            "bias": has_bias,
+            "device": self.device,
+            "dtype": torch.float32,
+        }
         assert node.inputs[0] is not None
         if node.op_type == "ConvTranspose":
             extra = options.get("output_padding") or [0] * rank
-            if not even or any(size >= max(pair) for size, pair in zip(extra, zip(stride, dilation))):
+            if not even or any(
+                size >= max(pair) for size, pair in zip(extra, zip(stride, dilation))
+            ):
                 return None
             kind = CONV_TRANSPOSE[rank]
-            return self.call(path, kind(shape[0], shape[1] * group, output_padding=tuple(extra), **settings), node)
+            return self.call(
+                path,
+                kind(shape[0], shape[1] * group, output_padding=tuple(extra), **settings),
+                node,
+            )
         x = self.read(node.inputs[0])
         if not even:
             x = self.add_step(StepKind.FUNCTION, "pad", x, tuple(flat_pads(sides)))
         return self.call(path, CONV[rank](shape[1] * group, shape[0], **settings), node, x)
 
-    def make_linear(self, node: ir.Node, path: str, shape: list[int]) -> Result | tuple[Result, ir.Value] | None:
+    def make_linear(
+        self, node: ir.Node, path: str, shape: list[int]
+    ) -> Result | tuple[Result, ir.Value] | None:
         options = attributes_of(node)
         assert node.inputs[0] is not None
         x = self.read(node.inputs[0])
@@ -214,8 +248,13 @@ class _Builder:
         if is_affine(node):
             return self.call(path, ChannelAffine(shape[0], self.device), node)
         options = attributes_of(node)
-        momentum, eps = 1 - options.get("momentum", 0.9), options.get("epsilon", 1e-5)
-        return self.call(path, GraphBatchNorm(shape[0], eps, momentum, device=self.device, dtype=torch.float32), node)
+        momentum = 1 - options.get("momentum", 0.9)
+        eps = options.get("epsilon", 1e-5)
+        return self.call(
+            path,
+            GraphBatchNorm(shape[0], eps, momentum, device=self.device, dtype=torch.float32),
+            node,
+        )
 
     def make_layer_norm(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
         options = attributes_of(node)
@@ -232,7 +271,9 @@ class _Builder:
             return None
         options = attributes_of(node)
         eps = options.get("epsilon", 1e-5)
-        return self.call(path, nn.GroupNorm(options["num_groups"], shape[0], eps, device=self.device), node)
+        return self.call(
+            path, nn.GroupNorm(options["num_groups"], shape[0], eps, device=self.device), node
+        )
 
 
 class GraphBatchNorm(nn.BatchNorm2d):

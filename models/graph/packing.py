@@ -26,20 +26,28 @@ def pack_graph(path: str, size: Sequence[int] | None) -> ConfinedResult:
             raise InputError(path, f"the weight '{name}' holds {tensor.dtype}", HINT)
     document = torch.from_numpy(np.frombuffer(bytearray(store_graph(graph)), np.uint8))
     return ConfinedResult(
-        None, {DOCUMENT: document, **{f"{STATE}{name}": tensor for name, tensor in graph.state.items()}}
+        None,
+        {DOCUMENT: document, **{f"{STATE}{name}": tensor for name, tensor in graph.state.items()}},
     )
 
 
 def warm_up() -> None:
     """Read a small graph, in the process that children are forks of."""
-    tensor, make = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
+    tensor = onnx.TensorProto.FLOAT
+    make = onnx.helper.make_tensor_value_info
     kernel = onnx.numpy_helper.from_array(np.ones((1, 3, 1, 1), np.float32), "kernel")
     nodes = [
         onnx.helper.make_node("Conv", ["x", "kernel"], ["y"]),
         onnx.helper.make_node("Relu", ["y"], ["z"]),
     ]
     graph = onnx.helper.make_graph(
-        nodes, "graph", [make("x", tensor, ["n", 3, 8, 8])], [make("z", tensor, ["n", 1, 8, 8])], [kernel]
+        nodes,
+        "graph",
+        [make("x", tensor, ["n", 3, 8, 8])],
+        [make("z", tensor, ["n", 1, 8, 8])],
+        [kernel],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8
+    )
     store_graph(read_onnx(model.SerializeToString, Path("warm")))

@@ -36,7 +36,9 @@ def convert_program(path: Path) -> bytes:
     try:
         with quiet():
             program = torch.export.load(copy)
-            written = export(program, (), dynamo=True, opset_version=18, verbose=False, optimize=False)
+            written = export(
+                program, (), dynamo=True, opset_version=18, verbose=False, optimize=False
+            )
             assert written is not None
             restore_names(written.model.graph, document)
             check_sizes(written.model.graph)

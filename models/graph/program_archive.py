@@ -19,8 +19,22 @@ from typing import Any
 
 from gemel.models.errors import one_line, size_text
 from gemel.models.files.documents import ParseError, parse_json
-from gemel.models.graph.program_fields import ProgramFault, check_integer, get_list, get_mapping, get_text, get_variant
-from gemel.models.graph.program_schema import CONSTANTS, CPU, STRIDED, WEIGHTS, ProgramDocument, ProgramWeight
+from gemel.models.graph.program_fields import (
+    ProgramFault,
+    check_integer,
+    get_list,
+    get_mapping,
+    get_text,
+    get_variant,
+)
+from gemel.models.graph.program_schema import (
+    CONSTANTS,
+    CPU,
+    STRIDED,
+    WEIGHTS,
+    ProgramDocument,
+    ProgramWeight,
+)
 
 MODEL = "models/model.json"
 MAX_DIRECTORY_BYTES = 2**24
@@ -29,9 +43,15 @@ MAX_WEIGHT_BYTES = 2**31 - 2**26
 """What an ONNX model holds, which a program becomes."""
 ITEM_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 12: 1, 13: 2}
 """Of each dtype that is read (program_schema.DTYPES)."""
-LISTS = {WEIGHTS: "data/weights/model_weights_config.json", CONSTANTS: "data/constants/model_constants_config.json"}
+LISTS = {
+    WEIGHTS: "data/weights/model_weights_config.json",
+    CONSTANTS: "data/constants/model_constants_config.json",
+}
 FOLDERS = {WEIGHTS: "data/weights/weight_", CONSTANTS: "data/constants/tensor_"}
-MEMBERS = {WEIGHTS: re.compile(r"weight_\d{1,9}", re.ASCII), CONSTANTS: re.compile(r"tensor_\d{1,9}", re.ASCII)}
+MEMBERS = {
+    WEIGHTS: re.compile(r"weight_\d{1,9}", re.ASCII),
+    CONSTANTS: re.compile(r"tensor_\d{1,9}", re.ASCII),
+}
 SAMPLES = "data/sample_inputs/model.pt"
 END_BYTES, END_MARK = 65_557, b"PK\5\6"
 """The last record of a zip, with the longest comment."""
@@ -79,10 +99,16 @@ class ProgramArchive:
         """A member that is a JSON object."""
         size = self.sizes.get(self.root + name)
         if size is None:
-            hint = "" if name == MODEL else "save it with a newer torch, which keeps weights as bytes"
-            raise ProgramFault(f"has no {name}: what stands for it would have to be unpickled", hint)
+            hint = (
+                "" if name == MODEL else "save it with a newer torch, which keeps weights as bytes"
+            )
+            raise ProgramFault(
+                f"has no {name}: what stands for it would have to be unpickled", hint
+            )
         if size > MAX_JSON_BYTES:
-            raise ProgramFault(f"its {name} has {size_text(size)}, and {size_text(MAX_JSON_BYTES)} are read")
+            raise ProgramFault(
+                f"its {name} has {size_text(size)}, and {size_text(MAX_JSON_BYTES)} are read"
+            )
         try:
             document = parse_json(self.read(name), foreign=True)
         except ParseError as error:
@@ -97,11 +123,18 @@ class ProgramArchive:
 
     def find_weights(self, weights: tuple[ProgramWeight, ...]) -> dict[str, WeightPayload]:
         """Where the values of each weight are, by our names; ProgramFault where they are not plain bytes."""
-        lists = {group: get_mapping(self.read_json(name), "config") for group, name in LISTS.items()}
-        payloads = {weight.name: self._find(weight, lists[weight.group].get(weight.key)) for weight in weights}
+        lists = {
+            group: get_mapping(self.read_json(name), "config") for group, name in LISTS.items()
+        }
+        payloads = {
+            weight.name: self._find(weight, lists[weight.group].get(weight.key))
+            for weight in weights
+        }
         total = sum(payload.nbytes for payload in payloads.values())
         if total > MAX_WEIGHT_BYTES:
-            raise ProgramFault(f"has weights of {size_text(total)}, and {size_text(MAX_WEIGHT_BYTES)} are read")
+            raise ProgramFault(
+                f"has weights of {size_text(total)}, and {size_text(MAX_WEIGHT_BYTES)} are read"
+            )
         return payloads
 
     def _find(self, weight: ProgramWeight, described: Any) -> WeightPayload:
@@ -115,10 +148,14 @@ class ProgramArchive:
         if not MEMBERS[weight.group].fullmatch(member) or self.root + name not in self.sizes:
             raise ProgramFault(f"{shown} is in '{one_line(member[:200])}'")
         meta = get_mapping(described, "tensor_meta")
-        shape, strides = (tuple(_take_size(size) for size in get_list(meta, key)) for key in ("sizes", "strides"))
+        shape, strides = (
+            tuple(_take_size(size) for size in get_list(meta, key)) for key in ("sizes", "strides")
+        )
         dtype = meta.get("dtype")
         if type(dtype) is not int or dtype not in ITEM_BYTES or len(shape) != len(strides):
-            raise ProgramFault(f"{shown} is no tensor of integers or floats", "export it in float32")
+            raise ProgramFault(
+                f"{shown} is no tensor of integers or floats", "export it in float32"
+            )
         payload = WeightPayload(name, dtype, shape, strides, _take_size(meta.get("storage_offset")))
         self._check_payload(payload, shown)
         return payload
@@ -148,7 +185,14 @@ def open_archive(path: Path) -> Iterator[ProgramArchive]:
             _check_directory(file, file_bytes)
             with zipfile.ZipFile(file) as archive:
                 yield ProgramArchive(archive, file_bytes)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, UnicodeError) as error:
+    except (
+        zipfile.BadZipFile,
+        OSError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        UnicodeError,
+    ) as error:
         raise ProgramFault(f"is damaged or is no .pt2 file: {one_line(error)}") from error
 
 
@@ -162,14 +206,22 @@ def _check_directory(file: io.BufferedReader, file_bytes: int) -> None:
         raise zipfile.BadZipFile("no list of its parts")
     directory = int.from_bytes(record[12:16], "little")
     position = int.from_bytes(record[16:20], "little")
-    if position == 2**32 - 1 or directory == 2**32 - 1:  # zip64: the list ends where its own records begin
+    if (
+        position == 2**32 - 1 or directory == 2**32 - 1
+    ):  # zip64: the list ends where its own records begin
         located = tail.rfind(b"PK\6\6", 0, place)
-        directory = int.from_bytes(tail[located + 40 : located + 48], "little") if located >= 0 else directory
+        directory = (
+            int.from_bytes(tail[located + 40 : located + 48], "little")
+            if located >= 0
+            else directory
+        )
     if directory > MAX_DIRECTORY_BYTES:
         raise ProgramFault(f"its list of parts has {size_text(directory)}")
 
 
-def write_archive(document: ProgramDocument, payloads: dict[str, WeightPayload], archive: ProgramArchive) -> io.BytesIO:
+def write_archive(
+    document: ProgramDocument, payloads: dict[str, WeightPayload], archive: ProgramArchive
+) -> io.BytesIO:
     """A .pt2 file of a document that was built anew, and of the bytes of its weights."""
     copy = io.BytesIO()
     numbers: dict[str, int] = {}
@@ -202,9 +254,16 @@ def _write(target: zipfile.ZipFile, name: str, data: bytes) -> None:
 def _describe_payload(weight: ProgramWeight, payload: WeightPayload, number: int) -> dict[str, Any]:
     folder = FOLDERS[weight.group].rpartition("/")[2]
     return {
-        "path_name": f"{folder}{number}", "is_param": weight.is_trained, "use_pickle": False, "tensor_meta": {
-            "dtype": payload.dtype, "sizes": [{"as_int": size} for size in payload.shape], "requires_grad": False,
-            "device": CPU, "strides": [{"as_int": stride} for stride in payload.strides],
-            "storage_offset": {"as_int": payload.offset}, "layout": STRIDED,
+        "path_name": f"{folder}{number}",
+        "is_param": weight.is_trained,
+        "use_pickle": False,
+        "tensor_meta": {
+            "dtype": payload.dtype,
+            "sizes": [{"as_int": size} for size in payload.shape],
+            "requires_grad": False,
+            "device": CPU,
+            "strides": [{"as_int": stride} for stride in payload.strides],
+            "storage_offset": {"as_int": payload.offset},
+            "layout": STRIDED,
         },
-    }  # fmt: skip
+    }

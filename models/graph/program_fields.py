@@ -56,7 +56,9 @@ def check_list(value: Any) -> list[Any]:
 def check_integer(value: Any, least: int = -MAX_INTEGER - 1, greatest: int = MAX_INTEGER) -> int:
     """A value that is an integer from `least` to `greatest`."""
     if type(value) is not int or not least <= value <= greatest:
-        raise ProgramFault(f"its program has no integer from {least} to {greatest} where one belongs")
+        raise ProgramFault(
+            f"its program has no integer from {least} to {greatest} where one belongs"
+        )
     return value
 
 
@@ -74,5 +76,7 @@ def check_number(value: Any) -> float | str:
 def check_truth(value: Any) -> bool:
     """A value that is true or false."""
     if not isinstance(value, bool):
-        raise ProgramFault("its program has a value that is neither true nor false where one belongs")
+        raise ProgramFault(
+            "its program has a value that is neither true nor false where one belongs"
+        )
     return value

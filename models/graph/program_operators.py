@@ -85,7 +85,9 @@ def _look_up(namespace: str, name: str, overload: str) -> ProgramOperator | None
     if not answers and not (name in SIZES_OF_TENSORS or (name in CHECKS and not returns)):
         return None
     names = frozenset(argument.name for argument in schema.arguments)
-    return ProgramOperator(f"torch.ops.{namespace}.{name}.{overload}", names, returns_nothing=not returns)
+    return ProgramOperator(
+        f"torch.ops.{namespace}.{name}.{overload}", names, returns_nothing=not returns
+    )
 
 
 def check_text(argument: str, value: Any) -> str:
@@ -96,7 +98,9 @@ def check_text(argument: str, value: Any) -> str:
         return CHECK
     if value in TEXTS or (argument == "equation" and EQUATION.fullmatch(value)):
         return value
-    raise ProgramFault(f"its program has an operator with '{one_line(value[:200])}'", PLAIN_OPERATORS)
+    raise ProgramFault(
+        f"its program has an operator with '{one_line(value[:200])}'", PLAIN_OPERATORS
+    )
 
 
 class SizeBounds:

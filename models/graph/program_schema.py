@@ -52,7 +52,11 @@ VERIFIERS = frozenset({"TRAINING", "ATEN"})
 CPU = {"type": "cpu", "index": None}
 WEIGHTS, CONSTANTS = "weights", "constants"
 PARAMETER, BUFFER, TENSOR_CONSTANT = "parameter", "buffer", "tensor_constant"
-WEIGHT_NAMES = {PARAMETER: "parameter_name", BUFFER: "buffer_name", TENSOR_CONSTANT: "tensor_constant_name"}
+WEIGHT_NAMES = {
+    PARAMETER: "parameter_name",
+    BUFFER: "buffer_name",
+    TENSOR_CONSTANT: "tensor_constant_name",
+}
 SIZE_KINDS = {"as_sym_int": "as_int", "as_sym_float": "as_float", "as_sym_bool": "as_bool"}
 
 
@@ -118,17 +122,23 @@ class _Rebuilder:
 
     def rebuild(self, tree: dict[str, Any]) -> ProgramDocument:
         module = get_mapping(tree, "graph_module")
-        graph, signature = get_mapping(module, "graph"), get_mapping(module, "signature")
+        graph = get_mapping(module, "graph")
+        signature = get_mapping(module, "signature")
         self.described = get_mapping(graph, "tensor_values")
         nodes = get_list(graph, "nodes")
         if not nodes or len(nodes) > MAX_NODES:
-            raise ProgramFault(f"its program has {len(nodes)} nodes, and up to {MAX_NODES} are read", PLAIN_OPERATORS)
+            raise ProgramFault(
+                f"its program has {len(nodes)} nodes, and up to {MAX_NODES} are read",
+                PLAIN_OPERATORS,
+            )
         graph_inputs = get_list(graph, "inputs")
         inputs = self.define_inputs(graph_inputs, get_list(signature, "input_specs"))
         rebuilt_nodes = [self.rebuild_node(node) for node in nodes]
         outputs = get_list(graph, "outputs")
         rebuilt_outputs = [self.rebuild_output(output) for output in outputs]
-        output_specs = self.rebuild_output_specs(get_list(signature, "output_specs"), rebuilt_outputs)
+        output_specs = self.rebuild_output_specs(
+            get_list(signature, "output_specs"), rebuilt_outputs
+        )
         taken = [spec["user_input"]["arg"] for spec in inputs if "user_input" in spec]
         answers = [spec for spec in output_specs if "user_output" in spec]
         rebuilt_graph = {
@@ -150,7 +160,9 @@ class _Rebuilder:
                 "metadata": {},
                 "treespec_namedtuple_fields": {},
             },
-            "opset_version": {"aten": check_integer(get_mapping(tree, "opset_version").get("aten"), 0, 1000)},
+            "opset_version": {
+                "aten": check_integer(get_mapping(tree, "opset_version").get("aten"), 0, 1000)
+            },
             "range_constraints": self.rebuild_ranges(get_mapping(tree, "range_constraints")),
             "schema_version": _check_version(get_mapping(tree, "schema_version")),
             "verifiers": _check_verifiers(get_list(tree, "verifiers")),
@@ -158,10 +170,11 @@ class _Rebuilder:
         }
         originals = {number: name for name, number in self.values.items()}
         return ProgramDocument(
-            rebuilt, tuple(self.weights.values()),
+            rebuilt,
+            tuple(self.weights.values()),
             tuple(originals[argument["as_tensor"]["name"]] for argument in taken),
             tuple(originals.get(_name_of(spec["user_output"]["arg"]), "") for spec in answers),
-        )  # fmt: skip
+        )
 
     # Names
 
@@ -175,13 +188,17 @@ class _Rebuilder:
     def read(self, name: object) -> str:
         """The number of a value that was made before."""
         if not isinstance(name, str) or name not in self.values:
-            raise ProgramFault(f"its program reads '{one_line(str(name)[:200])}', which nothing makes")
+            raise ProgramFault(
+                f"its program reads '{one_line(str(name)[:200])}', which nothing makes"
+            )
         return self.values[name]
 
     def define_tensor(self, reference: Any) -> dict[str, str]:
         name = get_text(reference, "name")
         number = self.define(name)
-        self.tensors[number] = _describe_tensor(_check_dtype(get_mapping(self.described, name).get("dtype")), [], [])
+        self.tensors[number] = _describe_tensor(
+            _check_dtype(get_mapping(self.described, name).get("dtype")), [], []
+        )
         return {"name": number}
 
     def read_tensor(self, reference: Any) -> dict[str, str]:
@@ -192,7 +209,9 @@ class _Rebuilder:
         if kind == "as_none":
             return {"as_none": True}
         if kind != "as_tensor":
-            raise ProgramFault(f"its program holds objects or branches ({one_line(kind[:200])})", PLAIN_OPERATORS)
+            raise ProgramFault(
+                f"its program holds objects or branches ({one_line(kind[:200])})", PLAIN_OPERATORS
+            )
         return {"as_tensor": self.read_tensor(content)}
 
     def read_number(self, plain: str, check: Callable[[Any], Any], value: Any) -> dict[str, Any]:
@@ -209,21 +228,27 @@ class _Rebuilder:
         """The specs of what the graph takes, in its order: weights, and what the user gives."""
         if len(graph_inputs) != len(specs):
             raise ProgramFault("its program describes other inputs than its graph takes")
-        return [self.define_input(value, spec) for value, spec in zip(graph_inputs, specs, strict=True)]
+        return [
+            self.define_input(value, spec) for value, spec in zip(graph_inputs, specs, strict=True)
+        ]
 
     def define_input(self, graph_input: Any, spec: Any) -> dict[str, Any]:
         kind, content = get_variant(spec)
         input_kind, reference = get_variant(graph_input)
         if input_kind != "as_tensor" or kind not in (*WEIGHT_NAMES, "user_input"):
             raise ProgramFault(
-                "its program takes an input that is no tensor", "export a model that takes the picture alone"
+                "its program takes an input that is no tensor",
+                "export a model that takes the picture alone",
             )
         name = get_text(reference, "name")
         number = self.define(name)
         described = get_mapping(self.described, name)
         self.tensors[number] = self.describe_input(described)
         if kind == "user_input":
-            if get_variant(content.get("arg") if isinstance(content, dict) else None) != (input_kind, reference):
+            if get_variant(content.get("arg") if isinstance(content, dict) else None) != (
+                input_kind,
+                reference,
+            ):
                 raise ProgramFault("its program describes other inputs than its graph takes")
             return {kind: {"arg": {"as_tensor": {"name": number}}}}
         if get_text(get_mapping(content, "arg"), "name") != name:
@@ -250,7 +275,9 @@ class _Rebuilder:
         sizes = [self.rebuild_size(size) for size in get_list(described, "sizes")]
         strides = [self.rebuild_size(stride) for stride in get_list(described, "strides")]
         if len(sizes) > MAX_AXES or len(strides) != len(sizes):
-            raise ProgramFault(f"its program takes a tensor of {len(sizes)} axes and {len(strides)} strides")
+            raise ProgramFault(
+                f"its program takes a tensor of {len(sizes)} axes and {len(strides)} strides"
+            )
         return _describe_tensor(_check_dtype(described.get("dtype")), sizes, strides)
 
     def rebuild_size(self, size: Any) -> dict[str, Any]:
@@ -260,13 +287,26 @@ class _Rebuilder:
         if kind != "as_expr":
             raise ProgramFault("its program has an input without sizes")
         hint = content.get("hint") if isinstance(content, dict) else None
-        value = FREE_BATCH if hint is None else check_integer(get_mapping(content, "hint").get("as_int"), 0)
-        return {"as_expr": {"expr_str": self.sizes.rewrite(get_text(content, "expr_str")), "hint": {"as_int": value}}}
+        value = (
+            FREE_BATCH
+            if hint is None
+            else check_integer(get_mapping(content, "hint").get("as_int"), 0)
+        )
+        return {
+            "as_expr": {
+                "expr_str": self.sizes.rewrite(get_text(content, "expr_str")),
+                "hint": {"as_int": value},
+            }
+        }
 
     def rebuild_ranges(self, ranges: dict[str, Any]) -> dict[str, Any]:
         """The least and the most of the symbols that the inputs' sizes hold."""
         symbols = self.sizes.symbols
-        return {number: _check_range(ranges[symbol]) for symbol, number in symbols.items() if symbol in ranges}
+        return {
+            number: _check_range(ranges[symbol])
+            for symbol, number in symbols.items()
+            if symbol in ranges
+        }
 
     # Nodes
 
@@ -275,7 +315,9 @@ class _Rebuilder:
         operator = self.operators.get(target)
         if operator is None:
             operator = self.operators[target] = find_operator(target)
-        inputs = [self.rebuild_argument(operator, argument) for argument in get_list(node, "inputs")]
+        inputs = [
+            self.rebuild_argument(operator, argument) for argument in get_list(node, "inputs")
+        ]
         outputs = [self.define_output(output) for output in get_list(node, "outputs")]
         if operator.target in SIZE_OPERATORS:
             self.bound_size(operator.target, inputs, outputs)
@@ -288,17 +330,25 @@ class _Rebuilder:
         if operator.arguments is None:
             name = ""
         elif name not in operator.arguments:
-            raise ProgramFault(f"its program gives {operator.target} an argument '{one_line(name[:200])}'")
+            raise ProgramFault(
+                f"its program gives {operator.target} an argument '{one_line(name[:200])}'"
+            )
         kind = argument.get("kind")
         rebuilt = {"name": name, "arg": self.rebuild_value(name, argument.get("arg"))}
-        return rebuilt if kind is None else rebuilt | {"kind": check_integer(kind, POSITIONAL, KEYWORD)}
+        return (
+            rebuilt
+            if kind is None
+            else rebuilt | {"kind": check_integer(kind, POSITIONAL, KEYWORD)}
+        )
 
     def rebuild_value(self, name: str, value: Any) -> dict[str, Any]:
         kind, content = get_variant(value)
         if kind == "as_string":
             return {kind: check_text(name, content)}
         if kind not in self.plain:
-            raise ProgramFault(f"its program holds objects or branches ({one_line(kind[:200])})", PLAIN_OPERATORS)
+            raise ProgramFault(
+                f"its program holds objects or branches ({one_line(kind[:200])})", PLAIN_OPERATORS
+            )
         return {kind: self.plain[kind](content)}
 
     def define_output(self, output: Any) -> dict[str, Any]:
@@ -310,14 +360,18 @@ class _Rebuilder:
         if kind == "as_none":
             return {kind: True}
         if kind not in SIZE_KINDS:
-            raise ProgramFault(f"its program makes what is no tensor ({one_line(kind[:200])})", PLAIN_OPERATORS)
+            raise ProgramFault(
+                f"its program makes what is no tensor ({one_line(kind[:200])})", PLAIN_OPERATORS
+            )
         number = self.define(get_text(content, "as_name"))
         self.numbers[kind][number] = {
             SIZE_KINDS[kind]: {"as_int": 1, "as_float": 1.0, "as_bool": True}[SIZE_KINDS[kind]]
         }
         return {kind: {"as_name": number}}
 
-    def bound_size(self, target: str, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
+    def bound_size(
+        self, target: str, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]
+    ) -> None:
         if len(outputs) != 1 or next(iter(outputs[0])) not in SIZE_KINDS:
             raise ProgramFault("its program computes a size that is no number")
         operands = []
@@ -331,13 +385,20 @@ class _Rebuilder:
     def rebuild_output(self, output: Any) -> dict[str, Any]:
         kind, _ = get_variant(output)
         if kind not in ("as_tensor", "as_none", "as_int", "as_float", "as_bool", *SIZE_KINDS):
-            raise ProgramFault("its program answers with an object", "export a model that returns tensors")
+            raise ProgramFault(
+                "its program answers with an object", "export a model that returns tensors"
+            )
         return self.rebuild_value("", output)
 
-    def rebuild_output_specs(self, specs: list[Any], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def rebuild_output_specs(
+        self, specs: list[Any], outputs: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         if len(specs) != len(outputs):
             raise ProgramFault("its program describes other outputs than its graph makes")
-        return [self.rebuild_output_spec(spec, output) for spec, output in zip(specs, outputs, strict=True)]
+        return [
+            self.rebuild_output_spec(spec, output)
+            for spec, output in zip(specs, outputs, strict=True)
+        ]
 
     def rebuild_output_spec(self, spec: Any, output: dict[str, Any]) -> dict[str, Any]:
         kind, content = get_variant(spec)
@@ -345,7 +406,10 @@ class _Rebuilder:
             return {kind: {"arg": output}}
         key = get_text(content, "buffer_name") if kind == "buffer_mutation" else None
         if key not in self.mutable or "as_tensor" not in output:
-            raise ProgramFault(f"its program changes what it takes ({one_line(kind[:200])})", "call model.eval() first")
+            raise ProgramFault(
+                f"its program changes what it takes ({one_line(kind[:200])})",
+                "call model.eval() first",
+            )
         return {kind: {"arg": output["as_tensor"], "buffer_name": self.mutable[key]}}
 
 
@@ -367,7 +431,9 @@ def _name_of(argument: dict[str, Any]) -> str:
 
 def _check_dtype(value: Any) -> int:
     if type(value) is not int or value not in DTYPES:
-        raise ProgramFault("its program has tensors that are no integers, floats or bools", "export it in float32")
+        raise ProgramFault(
+            "its program has tensors that are no integers, floats or bools", "export it in float32"
+        )
     return value
 
 
@@ -377,16 +443,25 @@ def _check_memory_format(value: Any) -> int:
     return value
 
 
-def _describe_tensor(dtype: int, sizes: list[dict[str, Any]], strides: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe_tensor(
+    dtype: int, sizes: list[dict[str, Any]], strides: list[dict[str, Any]]
+) -> dict[str, Any]:
     """A tensor on the CPU, of one that is not trained."""
     return {
-        "dtype": dtype, "sizes": sizes, "requires_grad": False, "device": CPU,
-        "strides": strides, "storage_offset": {"as_int": 0}, "layout": STRIDED,
-    }  # fmt: skip
+        "dtype": dtype,
+        "sizes": sizes,
+        "requires_grad": False,
+        "device": CPU,
+        "strides": strides,
+        "storage_offset": {"as_int": 0},
+        "layout": STRIDED,
+    }
 
 
 def _check_range(value: Any) -> dict[str, Any]:
-    least, greatest = (value.get(key) if isinstance(value, dict) else None for key in ("min_val", "max_val"))
+    least, greatest = (
+        value.get(key) if isinstance(value, dict) else None for key in ("min_val", "max_val")
+    )
     return {
         "min_val": None if least is None else check_integer(least),
         "max_val": None if greatest is None else check_integer(greatest),
@@ -399,15 +474,25 @@ def _check_version(version: dict[str, Any]) -> dict[str, int]:
 
 def _check_verifiers(names: list[Any]) -> list[str]:
     if not all(isinstance(name, str) and name in VERIFIERS for name in names):
-        raise ProgramFault("its program is of a dialect that torch.export does not write", PLAIN_OPERATORS)
+        raise ProgramFault(
+            "its program is of a dialect that torch.export does not write", PLAIN_OPERATORS
+        )
     return names
 
 
 def _describe_call(inputs: int, outputs: int) -> dict[str, Any]:
     """How a model is called that takes and answers with so many tensors."""
-    taken, answered = tuple(range(inputs)), tuple(range(outputs))
+    taken = tuple(range(inputs))
+    answered = tuple(range(outputs))
     specs = pytree.tree_structure((taken, {})), pytree.tree_structure(answered)
     in_spec, out_spec = (pytree.treespec_dumps(spec) for spec in specs)
-    return {"fqn": "", "signature": {
-        "inputs": [], "outputs": [], "in_spec": in_spec, "out_spec": out_spec, "forward_arg_names": None,
-    }}  # fmt: skip
+    return {
+        "fqn": "",
+        "signature": {
+            "inputs": [],
+            "outputs": [],
+            "in_spec": in_spec,
+            "out_spec": out_spec,
+            "forward_arg_names": None,
+        },
+    }

@@ -64,13 +64,21 @@ class SizeParser:
             raise ValueError("names an argument")
         if function == "Integer" and len(call.args) == 1:
             return self._write(call.args[0], depth)
-        if function in FUNCTIONS and len(call.args) > 1 and (function != "FloorDiv" or len(call.args) == 2):
+        if (
+            function in FUNCTIONS
+            and len(call.args) > 1
+            and (function != "FloorDiv" or len(call.args) == 2)
+        ):
             return self._join(FUNCTIONS[function], call.args, depth)
         raise ValueError("no function of sizes")
 
     def _join(self, operation: str, parts: list[ast.expr], depth: int) -> str:
         written = [self._write(part, depth) for part in parts]
-        return f"FloorDiv({', '.join(written)})" if operation == "//" else f"({operation.join(written)})"
+        return (
+            f"FloorDiv({', '.join(written)})"
+            if operation == "//"
+            else f"({operation.join(written)})"
+        )
 
     def _symbol(self, name: object) -> str:
         if not isinstance(name, str) or not SYMBOL.fullmatch(name):

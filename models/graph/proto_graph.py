@@ -34,7 +34,11 @@ class ProtoNode:
 
     def attribute(self, name: str, default: Any) -> Any:
         """The value of an attribute."""
-        return helper.get_attribute_value(self.attributes[name]) if name in self.attributes else default
+        return (
+            helper.get_attribute_value(self.attributes[name])
+            if name in self.attributes
+            else default
+        )
 
     def to_proto(self) -> onnx.NodeProto:
         proto = onnx.NodeProto(op_type=self.op_type, domain=self.domain, name=self.name)
@@ -75,17 +79,22 @@ class ProtoGraph:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
-        self.inputs, self.outputs = list(graph.input), list(graph.output)
+        self.inputs = list(graph.input)
+        self.outputs = list(graph.output)
         self.metadata = {entry.key: entry.value for entry in model.metadata_props}
         self.opsets = {entry.domain: entry.version for entry in model.opset_import}
-        self._ir_version, self._value_infos = model.ir_version, list(graph.value_info)
+        self._ir_version = model.ir_version
+        self._value_infos = list(graph.value_info)
         self.constants = {tensor.name: _read_constant(tensor) for tensor in graph.initializer}
-        self.sizes: dict[str, Sizes] = {name: constant.shape for name, constant in self.constants.items()}
+        self.sizes: dict[str, Sizes] = {
+            name: constant.shape for name, constant in self.constants.items()
+        }
         for info in (*self._value_infos, *self.inputs, *self.outputs):
             if info.type.tensor_type.HasField("shape"):
                 axes = info.type.tensor_type.shape.dim
                 self.sizes[info.name] = tuple(
-                    axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in axes
+                    axis.dim_value if axis.HasField("dim_value") else axis.dim_param
+                    for axis in axes
                 )
         self.nodes: list[ProtoNode] = []
         self._readers: dict[str, list[ProtoNode]] = {}
@@ -104,7 +113,11 @@ class ProtoGraph:
     @property
     def constant_bytes(self) -> int:
         """Of all initialisers."""
-        return sum(constant.array.nbytes for constant in self.constants.values() if constant.array is not None)
+        return sum(
+            constant.array.nbytes
+            for constant in self.constants.values()
+            if constant.array is not None
+        )
 
     def producer(self, name: str) -> ProtoNode | None:
         """The node that gives a value."""
@@ -154,7 +167,9 @@ class ProtoGraph:
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give constants and what nodes give other names, which nothing has."""
-        self.constants = {names.get(name, name): constant for name, constant in self.constants.items()}
+        self.constants = {
+            names.get(name, name): constant for name, constant in self.constants.items()
+        }
         for old, new in names.items():
             if old in self.sizes:
                 self.sizes[new] = self.sizes.pop(old)
@@ -176,14 +191,19 @@ class ProtoGraph:
 
     def remove_unused_constants(self) -> None:
         names = self.output_names
-        for name in [name for name in self.constants if not self._readers.get(name) and name not in names]:
+        for name in [
+            name for name in self.constants if not self._readers.get(name) and name not in names
+        ]:
             del self.constants[name]
 
-    def to_proto(self, refer: Callable[[onnx.TensorProto, bytes], bool] | None = None) -> onnx.ModelProto:
+    def to_proto(
+        self, refer: Callable[[onnx.TensorProto, bytes], bool] | None = None
+    ) -> onnx.ModelProto:
         """The model with all values inside, but for those that `refer` lets a message refer to elsewhere."""
         model = self._without_constants()
         for name, constant in self.constants.items():
-            tensor, values = constant.describe(name), _bytes_of(constant)
+            tensor = constant.describe(name)
+            values = _bytes_of(constant)
             if refer is None or not refer(tensor, values):
                 tensor.raw_data = values
             model.graph.initializer.append(tensor)
@@ -217,7 +237,9 @@ class ProtoGraph:
         graph.output.extend(self.outputs)
         outputs = self.output_names
         graph.value_info.extend(
-            info for info in self._value_infos if info.name in self._producers and info.name not in outputs
+            info
+            for info in self._value_infos
+            if info.name in self._producers and info.name not in outputs
         )
         return model
 
@@ -230,16 +252,24 @@ def refer_to_file(tensor: onnx.TensorProto, location: str, offset: int, nbytes: 
 
 
 def make_node(
-    op_type: str, inputs: Sequence[str], output: str, attributes: dict[str, Any] | None = None, domain: str = ""
+    op_type: str,
+    inputs: Sequence[str],
+    output: str,
+    attributes: dict[str, Any] | None = None,
+    domain: str = "",
 ) -> ProtoNode:
     """A node of one output, which is called after it."""
-    protos = {name: helper.make_attribute(name, value) for name, value in (attributes or {}).items()}
+    protos = {
+        name: helper.make_attribute(name, value) for name, value in (attributes or {}).items()
+    }
     return ProtoNode(op_type, tuple(inputs), [output], protos, domain, output)
 
 
 def _read_node(node: onnx.NodeProto) -> ProtoNode:
     attributes = {attribute.name: attribute for attribute in node.attribute}
-    return ProtoNode(node.op_type, tuple(node.input), list(node.output), attributes, node.domain, node.name)
+    return ProtoNode(
+        node.op_type, tuple(node.input), list(node.output), attributes, node.domain, node.name
+    )
 
 
 def _read_constant(tensor: onnx.TensorProto) -> Constant:

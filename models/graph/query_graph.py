@@ -62,7 +62,9 @@ class NormUses:
         return not norm.is_packed and self.scales_by_weight[norm.weight] > 1
 
 
-def count_norm_uses(queries: Sequence[BundleQuery], document_of: Callable[[BundleQuery], onnx.ModelProto]) -> NormUses:
+def count_norm_uses(
+    queries: Sequence[BundleQuery], document_of: Callable[[BundleQuery], onnx.ModelProto]
+) -> NormUses:
     """What all queries read, from their documents alone; a weight without a norm counts as one with none."""
     scales: dict[str, set[tuple[str, ...]]] = {}
     for query in queries:
@@ -80,14 +82,19 @@ def count_norm_uses(queries: Sequence[BundleQuery], document_of: Callable[[Bundl
 
 
 def build_query_graph(
-    query: BundleQuery, document: onnx.ModelProto, array_of: ArrayOf, uses: NormUses, header: Mapping[str, Any],
+    query: BundleQuery,
+    document: onnx.ModelProto,
+    array_of: ArrayOf,
+    uses: NormUses,
+    header: Mapping[str, Any],
     in_integers: bool | None = None,
-) -> ProtoGraph:  # fmt: skip
+) -> ProtoGraph:
     """The graph of a query with its weights; `header` are the bundle's entries by tensor name.
 
     `in_integers`: codes of int4 are widened to int8, whose products are computed; by default where it has activations.
     """
-    places, in_integers = name_places(document), bool(query.activations) if in_integers is None else in_integers
+    places = name_places(document)
+    in_integers = bool(query.activations) if in_integers is None else in_integers
     can_compute = False
     if query.stored:
         document, can_compute = upgrade_to_axes(document)
@@ -126,9 +133,13 @@ class _Packed:
 
 
 def _fill_weights(
-    graph: ProtoGraph, query: BundleQuery, array_of: ArrayOf, header: Mapping[str, Any], transposed: set[str],
+    graph: ProtoGraph,
+    query: BundleQuery,
+    array_of: ArrayOf,
+    header: Mapping[str, Any],
+    transposed: set[str],
     in_integers: bool,
-) -> dict[str, _Packed]:  # fmt: skip
+) -> dict[str, _Packed]:
     """Give every initialiser its values; returns the packed ones by name."""
     packed: dict[str, _Packed] = {}
     for name, constant in list(graph.constants.items()):
@@ -151,20 +162,30 @@ def _fill_weights(
 
 
 def _pack_behind_dequantise(
-    graph: ProtoGraph, name: str, bits: Bits, codes: np.ndarray, scale: np.ndarray, is_transposed: bool
+    graph: ProtoGraph,
+    name: str,
+    bits: Bits,
+    codes: np.ndarray,
+    scale: np.ndarray,
+    is_transposed: bool,
 ) -> _Packed:
     """Let what read a weight read its codes, int8 of this shape, times the scales of its rows."""
     codes = np.ascontiguousarray(codes.T) if is_transposed else codes
     constant = Constant.of(codes)
     if bits == "int4":
         constant = Constant(_pack_signed(codes), onnx.TensorProto.INT4, codes.shape)
-    inputs = [graph.add_constant(f"{name}.codes", constant), graph.add_constant(f"{name}.scale", scale)]
+    inputs = [
+        graph.add_constant(f"{name}.codes", constant),
+        graph.add_constant(f"{name}.scale", scale),
+    ]
     if bits == "int8":
         # ONNX Runtime fails without zeros where it makes codes unsigned, for processors whose products overflow.
         inputs.append(graph.add_constant(f"{name}.zero", np.zeros(len(scale), np.int8)))
     has_axis = graph.opset >= AXIS_OPSET and bits != "int4"
     axis = {"axis": 1 if is_transposed else 0}
-    node = make_node("DequantizeLinear", inputs, f"{name}.wide", axis, "" if has_axis else MICROSOFT)
+    node = make_node(
+        "DequantizeLinear", inputs, f"{name}.wide", axis, "" if has_axis else MICROSOFT
+    )
     graph.sizes[node.outputs[0]] = graph.sizes[name]
     readers = graph.readers(name)
     first = next(reader for reader in graph.nodes if reader in readers)
@@ -178,14 +199,17 @@ def _pack_signed(codes: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(codes).reshape(-1)
     if flat.size % 2:
         flat = np.append(flat, np.int8(0))
-    low, high = flat[::2].astype(np.uint8) & 15, flat[1::2].astype(np.uint8) & 15
+    low = flat[::2].astype(np.uint8) & 15
+    high = flat[1::2].astype(np.uint8) & 15
     return low | high << 4
 
 
 # Norms
 
 
-def find_norms(graph: ProtoGraph, query: BundleQuery, contents: Mapping[str, str]) -> Iterator[Norm]:
+def find_norms(
+    graph: ProtoGraph, query: BundleQuery, contents: Mapping[str, str]
+) -> Iterator[Norm]:
     """Norms that follow a convolution whose output nothing else reads."""
     outputs = graph.output_names
     for node in graph.nodes:
@@ -193,9 +217,17 @@ def find_norms(graph: ProtoGraph, query: BundleQuery, contents: Mapping[str, str
             continue
         source = node.inputs[0]
         conv = graph.producer(source)
-        if conv is None or conv.op_type != "Conv" or source in outputs or len(graph.readers(source)) > 1:
+        if (
+            conv is None
+            or conv.op_type != "Conv"
+            or source in outputs
+            or len(graph.readers(source)) > 1
+        ):
             continue
-        if any(value not in graph.constants for value in (*filter(None, conv.inputs[2:]), *node.inputs[1:])):
+        if any(
+            value not in graph.constants
+            for value in (*filter(None, conv.inputs[2:]), *node.inputs[1:])
+        ):
             continue
         name = _weight_name(graph, conv.inputs[1])
         if name not in contents:
@@ -218,7 +250,11 @@ def _weight_name(graph: ProtoGraph, weight: str) -> str:
 
 
 def _convert_norms(
-    graph: ProtoGraph, query: BundleQuery, uses: NormUses, contents: Mapping[str, str], packed: Mapping[str, _Packed]
+    graph: ProtoGraph,
+    query: BundleQuery,
+    uses: NormUses,
+    contents: Mapping[str, str],
+    packed: Mapping[str, _Packed],
 ) -> None:
     """Fold each norm into its convolution, in place, or make it a convolution itself where a fold costs too much.
 
@@ -226,9 +262,13 @@ def _convert_norms(
     weight, as far as MAX_COPIED_FRACTION goes.
     """
     norms = list(find_norms(graph, query, contents))
-    sizes = {norm: graph.constants[norm.conv.inputs[1]].values for norm in norms if uses.copies(norm)}
+    sizes = {
+        norm: graph.constants[norm.conv.inputs[1]].values for norm in norms if uses.copies(norm)
+    }
     reads = {norm: _output_size(graph, norm.node) for norm in sizes}
-    remaining_values = MAX_COPIED_FRACTION * sum(constant.values for constant in graph.constants.values())
+    remaining_values = MAX_COPIED_FRACTION * sum(
+        constant.values for constant in graph.constants.values()
+    )
     separate: set[Norm] = set()
     for norm in sorted(sizes, key=lambda norm: -reads[norm] / sizes[norm]):
         if sizes[norm] <= remaining_values:
@@ -254,7 +294,8 @@ class _SharedConstants:
     """New initialisers of a graph, one for each key."""
 
     def __init__(self, graph: ProtoGraph) -> None:
-        self._graph, self._names = graph, dict[tuple[str, ...], str]()
+        self._graph = graph
+        self._names = dict[tuple[str, ...], str]()
 
     def add(self, key: tuple[str, ...], make: Callable[[], np.ndarray]) -> str:
         """The initialiser of a key, made of f32 values once."""
@@ -280,8 +321,12 @@ def _affine(graph: ProtoGraph, norm: Norm) -> tuple[np.ndarray, np.ndarray]:
     return scale.astype(np.float32), shift.astype(np.float32)
 
 
-def _fold_norm(graph: ProtoGraph, norm: Norm, packed: Mapping[str, _Packed], constants: _SharedConstants) -> None:
-    node, conv, weight = norm.node, norm.conv, norm.conv.inputs[1]
+def _fold_norm(
+    graph: ProtoGraph, norm: Norm, packed: Mapping[str, _Packed], constants: _SharedConstants
+) -> None:
+    node = norm.node
+    conv = norm.conv
+    weight = norm.conv.inputs[1]
     name = _weight_name(graph, weight)
     scale, shift = _affine(graph, norm)
     key = (name, *node.inputs[1:])
@@ -293,7 +338,9 @@ def _fold_norm(graph: ProtoGraph, norm: Norm, packed: Mapping[str, _Packed], con
         scales = constants.add(("scale", *key), lambda: stored.scale * scale)
         codes, _, *zeros = stored.node.inputs
         folded = f"{conv.outputs[0]}.weight"
-        clone = make_node("DequantizeLinear", [codes, scales, *zeros], folded, {"axis": 0}, stored.node.domain)
+        clone = make_node(
+            "DequantizeLinear", [codes, scales, *zeros], folded, {"axis": 0}, stored.node.domain
+        )
         graph.insert_before(conv, clone)
         graph.sizes[folded] = graph.sizes[weight]
     bias = constants.add(("bias", *key, *conv.inputs[2:]), lambda: shift)
@@ -304,7 +351,8 @@ def _fold_norm(graph: ProtoGraph, norm: Norm, packed: Mapping[str, _Packed], con
 
 def _make_convolution(graph: ProtoGraph, norm: Norm, constants: _SharedConstants) -> None:
     """Put a convolution of one channel each in place of the norm."""
-    node, conv = norm.node, norm.conv
+    node = norm.node
+    conv = norm.conv
     scale, shift = _affine(graph, norm)
     sides = len(graph.sizes[conv.inputs[1]]) - 2
     key = (_weight_name(graph, conv.inputs[1]), *node.inputs[1:], *conv.inputs[2:])
@@ -326,7 +374,9 @@ def _widen_weights(graph: ProtoGraph) -> None:
         codes, scale = (_array(graph, name) for name in unpacking.inputs[:2])
         sides = [1] * codes.ndim
         sides[unpacking.attribute("axis", 0)] = -1
-        weight = graph.add_constant(f"{product.outputs[0]}.wide_weight", codes * scale.reshape(sides))
+        weight = graph.add_constant(
+            f"{product.outputs[0]}.wide_weight", codes * scale.reshape(sides)
+        )
         graph.set_inputs(product, (product.inputs[0], weight, *product.inputs[2:]))
 
 

@@ -26,7 +26,14 @@ from gemel.models.files.io import read_bounded
 from gemel.models.graph.bounds import HINT, MAX_FILE_BYTES
 from gemel.models.graph.cut import cut_end, remove_unused
 from gemel.models.graph.dequantise import drop_codes
-from gemel.models.graph.document import MAX_TENSOR_BYTES, describe_node, name_ends, read_gated, text_of, write_document
+from gemel.models.graph.document import (
+    MAX_TENSOR_BYTES,
+    describe_node,
+    name_ends,
+    read_gated,
+    text_of,
+    write_document,
+)
 from gemel.models.graph.fold import BatchError, Folded, FoldLimits, fold_graph
 from gemel.models.graph.gate import BUFFER, GatedGraph, admit_graph
 from gemel.models.graph.names import write_weights
@@ -90,7 +97,8 @@ def _read_data(data: bytes, path: Path, size: Size | None) -> Graph:
     if not any(reading.form.is_open) or graph.led:
         return graph
     height, width = (
-        int(side) + OTHER_SIDE * is_open for side, is_open in zip(graph.input.shape[2:], reading.form.is_open)
+        int(side) + OTHER_SIDE * is_open
+        for side, is_open in zip(graph.input.shape[2:], reading.form.is_open)
     )
     try:
         other = _Reading(admit_graph(data, path), path, (height, width)).run()
@@ -99,7 +107,8 @@ def _read_data(data: bytes, path: Path, size: Size | None) -> Graph:
     if not _is_same_network(graph, other):
         return graph
     file_input = graph.file_input or graph.input
-    sizes, first = list(file_input.shape), len(file_input.shape) - (3 if reading.form.is_last else 2)
+    sizes = list(file_input.shape)
+    first = len(file_input.shape) - (3 if reading.form.is_last else 2)
     for axis, (name, is_open) in enumerate(zip(("height", "width"), reading.form.is_open), first):
         sizes[axis] = name if is_open else sizes[axis]
     return replace(graph, file_input=replace(file_input, shape=tuple(sizes)))
@@ -163,7 +172,9 @@ class _Reading:
     """Reads one gated file; the weights once, the graph once for each way in which its batch may be free."""
 
     def __init__(self, gated: GatedGraph, path: Path, size: Size | None) -> None:
-        self.gated, self.path, self.size = gated, path, size
+        self.gated = gated
+        self.path = path
+        self.size = size
         self.where = str(path)
         upgrade_opset(gated.model)
         if drop_codes(gated.model):
@@ -175,7 +186,8 @@ class _Reading:
     def run(self) -> Graph:
         prepared, folded = self.fold_freely()
         self.form = prepared.form
-        graph, where = prepared.model.graph, self.where
+        graph = prepared.model.graph
+        where = self.where
         remove_unused(graph)
         if not list(graph):
             raise InputError(where, "no output depends on the picture", HINT)
@@ -191,7 +203,9 @@ class _Reading:
         sizes = (batch, *sizes) if prepared.form.has_batch else sizes
         if sizes == network.input.shape and not prepared.is_whole:
             return network
-        file_input = TensorInfo(network.input.name, INTEGER if prepared.is_whole else network.input.dtype, sizes)
+        file_input = TensorInfo(
+            network.input.name, INTEGER if prepared.is_whole else network.input.dtype, sizes
+        )
         return replace(network, file_input=file_input)
 
     def prepare(self) -> _Prepared:
@@ -245,9 +259,14 @@ def set_inference(graph: ir.Graph, where: str) -> None:
 
     Outputs that nothing reads are dropped; InputError where statistics of the batch are read.
     """
-    outputs, count = set(graph.outputs), 0
+    outputs = set(graph.outputs)
+    count = 0
     for node in graph:
-        read = [place for place, value in enumerate(node.outputs) if value in outputs or list(value.uses())]
+        read = [
+            place
+            for place, value in enumerate(node.outputs)
+            if value in outputs or list(value.uses())
+        ]
         if len(node.outputs) > 1 and read and node.op_type not in SEVERAL:
             if read[-1] > 0 and node.op_type in ("BatchNormalization", "Dropout"):
                 problem = f"{describe_node(node)} was exported in training mode, and its statistics or mask are read"
@@ -256,7 +275,9 @@ def set_inference(graph: ir.Graph, where: str) -> None:
         mode = node.attributes.pop("training_mode", None)
         count += mode is not None and mode.as_int() == 1
     if count:
-        text = f"was exported in training mode; the recorded statistics of its {count} norms are used"
+        text = (
+            f"was exported in training mode; the recorded statistics of its {count} norms are used"
+        )
         add_note(where, text, "export it in eval mode: model.eval()")
 
 
@@ -273,9 +294,13 @@ def check_values(graph: ir.Graph, where: str) -> None:
     """Refuse a node that reads what no node, input or weight of the graph makes."""
     for node in graph:
         for value in node.inputs:
-            if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
+            if value is not None and not (
+                value.producer() or value.is_graph_input() or value.is_initializer()
+            ):
                 raise InputError(
-                    where, f"{describe_node(node)} reads '{text_of(value, graph)}', which nothing makes", HINT
+                    where,
+                    f"{describe_node(node)} reads '{text_of(value, graph)}', which nothing makes",
+                    HINT,
                 )
 
 
@@ -301,7 +326,11 @@ def input_shape(
     used = [value for value in inputs if list(value.uses())]
     if len(used) > 1:
         names = join_names([f"'{text_of(value)}'" for value in used])
-        raise InputError(where, f"takes {len(used)} inputs ({names})", "export a model that takes the picture alone")
+        raise InputError(
+            where,
+            f"takes {len(used)} inputs ({names})",
+            "export a model that takes the picture alone",
+        )
     if not used:
         raise InputError(where, "takes no input that it uses", HINT)
     picture = used[0]
@@ -313,7 +342,9 @@ def input_shape(
     if picture.shape is None or len(picture.shape) not in (3, 4):
         rank = "no shape" if picture.shape is None else f"{len(picture.shape)} axes"
         hint = "export a model that takes pictures, (N, C, H, W) or (H, W, C)"
-        raise InputError(where, f"its input '{text_of(picture)}' has {rank}, not a picture's four", hint)
+        raise InputError(
+            where, f"its input '{text_of(picture)}' has {rank}, not a picture's four", hint
+        )
     dims = [size if isinstance(size, int) and size > 0 else None for size in picture.shape]
     has_batch = len(dims) == 4
     if not has_batch:
@@ -323,22 +354,33 @@ def input_shape(
     if is_last:
         dims = transpose_input(graph, picture, dims)
     fixed = (dims[2], dims[3])
-    height, width = (side or two for side, two in zip(fixed, size or _said_size(metadata) or (None, None)))
+    height, width = (
+        side or two for side, two in zip(fixed, size or _said_size(metadata) or (None, None))
+    )
     if height is None or width is None:
         raise InputError(where, "leaves the size of its input open", "name it: input_size: [H, W]")
     if size is not None and any(side and side != two for side, two in zip(fixed, size)):
         raise InputError(
-            where, f"has a fixed input of {fixed[0]} x {fixed[1]}, and {size[0]} x {size[1]} is asked for",
+            where,
+            f"has a fixed input of {fixed[0]} x {fixed[1]}, and {size[0]} x {size[1]} is asked for",
             "leave input_size out, or export it with that size",
-        )  # fmt: skip
+        )
     channels = dims[1] or 3
     if channels not in (1, 3):
-        raise InputError(where, f"takes pictures of {channels} channels", "export a model that takes three, or one")
+        raise InputError(
+            where,
+            f"takes pictures of {channels} channels",
+            "export a model that takes three, or one",
+        )
     if channels == 1:
         take_grey(graph, picture)
     if max(height, width, dims[0] or 1) > MAX_SIDE:
-        raise InputError(where, f"its input is {height} x {width}", f"sides of up to {MAX_SIDE} are read")
-    return [dims[0], 3, height, width], InputForm(is_last, channels, has_batch, (not fixed[0], not fixed[1]))
+        raise InputError(
+            where, f"its input is {height} x {width}", f"sides of up to {MAX_SIDE} are read"
+        )
+    return [dims[0], 3, height, width], InputForm(
+        is_last, channels, has_batch, (not fixed[0], not fixed[1])
+    )
 
 
 def put_first(graph: ir.Graph, picture: ir.Value, nodes: list[ir.Node], result: ir.Value) -> None:
@@ -364,7 +406,9 @@ def take_grey(graph: ir.Graph, picture: ir.Value) -> None:
     total: ir.Value | None = None
     for place, share in enumerate(LUMA):
         numbers = {"start": np.array([place]), "end": np.array([place + 1]), "axis": np.array([1])}
-        bounds = [ir.node("Constant", [], {"value": ir.tensor(values)}) for values in numbers.values()]
+        bounds = [
+            ir.node("Constant", [], {"value": ir.tensor(values)}) for values in numbers.values()
+        ]
         part = ir.node("Slice", [picture, *(bound.outputs[0] for bound in bounds)])
         factor = ir.node("Constant", [], {"value": ir.tensor(np.array(share, np.float32))})
         weighted = ir.node("Mul", [part.outputs[0], factor.outputs[0]])
@@ -392,7 +436,11 @@ def _said_size(metadata: dict[str, str]) -> Size | None:
     except (json.JSONDecodeError, RecursionError):
         return None
     sides = [sides, sides] if isinstance(sides, int) else sides
-    if isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
+    if (
+        isinstance(sides, list)
+        and len(sides) == 2
+        and all(isinstance(side, int) and side > 0 for side in sides)
+    ):
         return sides[0], sides[1]
     return None
 
@@ -400,7 +448,9 @@ def _said_size(metadata: dict[str, str]) -> Size | None:
 # Weights
 
 
-def take_constants(graph: ir.Graph, path: Path, loaded: dict[str | None, Tensor]) -> dict[str | None, Tensor]:
+def take_constants(
+    graph: ir.Graph, path: Path, loaded: dict[str | None, Tensor]
+) -> dict[str | None, Tensor]:
     """The weights of a graph by name, those that are not `loaded` read; none refers to the parsed file from then on."""
     copies: dict[int, ir.Tensor] = {}
     originals = []  # referred to, so that no other tensor gets its identity
@@ -440,21 +490,27 @@ def read_tensor(value: ir.Value, path: Path) -> Tensor:
 
 def read_external(tensor: ir.ExternalTensor, name: str, path: Path) -> np.ndarray:
     """A weight's values from a file in the folder of the model."""
-    file, hint = beside(path, str(tensor.location), name), "keep the data files beside the model, as it was exported"
-    nbytes, offset = int(tensor.nbytes), tensor.offset or 0
+    file = beside(path, str(tensor.location), name)
+    hint = "keep the data files beside the model, as it was exported"
+    nbytes = int(tensor.nbytes)
+    offset = tensor.offset or 0
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(file, f"the data of '{name}' cannot be read: {error.strerror}", hint) from error
+        raise InputError(
+            file, f"the data of '{name}' cannot be read: {error.strerror}", hint
+        ) from error
     with open(descriptor, "rb") as opened:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise InputError(file, f"the data of '{name}' is in no regular file", hint)
         if offset < 0 or tensor.length not in (None, nbytes) or offset + nbytes > status.st_size:
             raise InputError(
-                file, f"the data of '{name}' is {size_text(nbytes)} at {offset}, which a file of {status.st_size} "
-                "bytes does not hold", hint,
-            )  # fmt: skip
+                file,
+                f"the data of '{name}' is {size_text(nbytes)} at {offset}, which a file of {status.st_size} "
+                "bytes does not hold",
+                hint,
+            )
         dtype = tensor.dtype.numpy()
         shape = tensor.shape.numpy()
         count = math.prod(shape)
@@ -466,42 +522,64 @@ def read_external(tensor: ir.ExternalTensor, name: str, path: Path) -> np.ndarra
 def beside(path: Path, location: str, name: str) -> Path:
     """The path of a data file in a model's folder; InputError for one elsewhere or behind a link."""
     parts = PurePosixPath(location).parts
-    if not parts or location.startswith("/") or "\\" in location or ".." in parts or re.match(r"[A-Za-z]:", location):
-        raise InputError(path, f"the data of '{name}' is outside the folder of the file", "keep it beside the model")
+    if (
+        not parts
+        or location.startswith("/")
+        or "\\" in location
+        or ".." in parts
+        or re.match(r"[A-Za-z]:", location)
+    ):
+        raise InputError(
+            path,
+            f"the data of '{name}' is outside the folder of the file",
+            "keep it beside the model",
+        )
     file = path.parent
     for part in parts:
         file = file / part
         if file.is_symlink():
-            raise InputError(path, f"the data of '{name}' is behind the link {part}", "put the file itself there")
+            raise InputError(
+                path, f"the data of '{name}' is behind the link {part}", "put the file itself there"
+            )
     return file
 
 
 # The graph
 
 
-def finish(model: ir.Model, graph: ir.Graph, folded: Folded, state: dict[str, Tensor], cut: Cut | None) -> Graph:
+def finish(
+    model: ir.Model, graph: ir.Graph, folded: Folded, state: dict[str, Tensor], cut: Cut | None
+) -> Graph:
     """Write the document and describe its input and outputs."""
     described = []
     for value in [*graph.inputs, *graph.outputs]:
         first, second = folded.shapes[value]
         sizes: list[int | str] = [
-            size if size == other else _batch_size(size, folded.batch) for size, other in zip(first, second)
+            size if size == other else _batch_size(size, folded.batch)
+            for size, other in zip(first, second)
         ]
         dtype = from_torch_dtype(folded.dtypes[value])
-        value.shape, value.type = (
-            ir.Shape([size if isinstance(size, int) else str(size) for size in sizes]),
-            ir.TensorType(dtype),
+        value.shape = ir.Shape([size if isinstance(size, int) else str(size) for size in sizes])
+        value.type = ir.TensorType(dtype)
+        described.append(
+            TensorInfo(
+                text_of(value), str(folded.dtypes[value]).removeprefix("torch."), tuple(sizes)
+            )
         )
-        described.append(TensorInfo(text_of(value), str(folded.dtypes[value]).removeprefix("torch."), tuple(sizes)))
     document = ir.Model(graph, ir_version=min(model.ir_version, 10), producer_name="gemel")
     name_ends(document)
     for domain in list(graph.opset_imports):
         if domain not in ("", "ai.onnx"):
             del graph.opset_imports[domain]
     return Graph(
-        write_document(document), state, described[0], tuple(described[1:]),
-        dict(model.metadata_props), cut, led=folded.led,
-    )  # fmt: skip
+        write_document(document),
+        state,
+        described[0],
+        tuple(described[1:]),
+        dict(model.metadata_props),
+        cut,
+        led=folded.led,
+    )
 
 
 def _batch_size(size: int, batch: int) -> str:

@@ -82,7 +82,11 @@ class StepNetwork(nn.Module):
 
     def set_steps(self, steps: Sequence[NetworkStep], ends: Sequence[int]) -> None:
         """Run these steps from now on; `ends` are the numbers of the outputs, and step k gives the result k + 1."""
-        last = {number: place for place, step in enumerate(steps) for number in (*step.sources, place + 1)}
+        last = {
+            number: place
+            for place, step in enumerate(steps)
+            for number in (*step.sources, place + 1)
+        }
         unused: list[list[int]] = [[] for _ in steps]
         for number, place in last.items():
             if number not in ends:
@@ -118,10 +122,14 @@ class StepNetwork(nn.Module):
         return tuple(results[number] for number in self._ends)
 
     def _run_step(self, step: NetworkStep, results: list[Any]) -> Any:
-        kind, name = step.kind, step.name
+        kind = step.kind
+        name = step.name
         if kind is StepKind.TENSOR:
             return self._find_tensor(name)
-        arguments = [results[argument.number] if type(argument) is Result else argument for argument in step.arguments]
+        arguments = [
+            results[argument.number] if type(argument) is Result else argument
+            for argument in step.arguments
+        ]
         if kind is StepKind.MODULE:
             return self._find_module(name)(*arguments)
         call = OPERATORS[name].run if kind is StepKind.OPERATOR else FUNCTIONS[name]

@@ -39,7 +39,8 @@ def store_graph(graph: Graph) -> bytes:
 def restore_graph(document: bytes) -> Graph:
     """Inverse of `store_graph`, with an empty state. Raises InputError for a document that is damaged."""
     gated = _admit(document)
-    model, metadata = gated.model, gated.metadata
+    model = gated.model
+    metadata = gated.metadata
     text, input_text, names = (metadata.pop(key, None) for key in KEYS)
     try:
         cut = None if text is None else _CUT.validate_json(text)
@@ -50,7 +51,9 @@ def restore_graph(document: bytes) -> Graph:
         raise InputError(WHERE, f"is malformed: {error}", DAMAGED) from error
     if len(model.graph.input) != 1 or not model.graph.output:
         raise InputError(WHERE, "has not one input and outputs", DAMAGED)
-    return Graph(write_model(model, {}), {}, infos[0], tuple(infos[1:]), metadata, cut, file_input, led)
+    return Graph(
+        write_model(model, {}), {}, infos[0], tuple(infos[1:]), metadata, cut, file_input, led
+    )
 
 
 def transposed_weights(graph: ProtoGraph) -> set[str]:
@@ -74,5 +77,8 @@ def _describe(value: onnx.ValueInfoProto) -> TensorInfo:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         raise ValueError(f"'{value.name}' has no shape")
-    shape = tuple(axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in tensor.shape.dim)
+    shape = tuple(
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param
+        for axis in tensor.shape.dim
+    )
     return TensorInfo(value.name, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)

@@ -18,7 +18,9 @@ def take_tail(graph: ir.Graph, feeds: Sequence[ir.Value], outputs: Sequence[ir.V
         tail = ir.convenience.extract(graph, feeds, outputs)
     except ValueError:  # it depends on other values of the picture
         return b""
-    if any(isinstance(value.const_value, ir.ExternalTensor) for value in tail.initializers.values()):
+    if any(
+        isinstance(value.const_value, ir.ExternalTensor) for value in tail.initializers.values()
+    ):
         return b""
     tail.meta[NAMES] = graph.meta.get(NAMES)
     model = ir.Model(tail, ir_version=10)

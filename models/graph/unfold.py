@@ -62,7 +62,8 @@ def _foldable(node: ir.Node, state: dict[str, Tensor]) -> str | None:
     """The path of a convolution that may have had a norm."""
     names = [value.name if value is not None else None for value in node.inputs]
     path = str(names[1]).removesuffix(".weight")
-    weight, auto_pad = state.get(f"{path}.weight"), node.attributes.get("auto_pad")
+    weight = state.get(f"{path}.weight")
+    auto_pad = node.attributes.get("auto_pad")
     if names[1:] != [f"{path}.weight", f"{path}.bias"] or weight is None or weight.ndim != 4:
         return None
     if auto_pad is not None and auto_pad.as_string().startswith("SAME"):
@@ -73,7 +74,8 @@ def _foldable(node: ir.Node, state: dict[str, Tensor]) -> str | None:
 
 
 def _unfold(graph: ir.Graph, path: str, nodes: list[ir.Node], state: dict[str, Tensor]) -> None:
-    weight, bias = state[f"{path}.weight"], state.pop(f"{path}.bias")
+    weight = state[f"{path}.weight"]
+    bias = state.pop(f"{path}.bias")
     scale = weight.flatten(1).norm(dim=1)
     scale[scale == 0] = 1
     shape = (len(scale), 1, 1, 1)
@@ -81,14 +83,20 @@ def _unfold(graph: ir.Graph, path: str, nodes: list[ir.Node], state: dict[str, T
     state[f"{path}{SUFFIX}.weight"], state[f"{path}{SUFFIX}.bias"] = scale, bias
     old = nodes[0].inputs[2]
     inputs = [_weight(graph, f"{path}{SUFFIX}.{name}", len(scale)) for name in ("weight", "bias")]
-    inputs += [_constant(graph, ZEROS, torch.zeros_like(scale)), _constant(graph, ONES, torch.ones_like(scale))]
+    inputs += [
+        _constant(graph, ZEROS, torch.zeros_like(scale)),
+        _constant(graph, ONES, torch.ones_like(scale)),
+    ]
     for node in nodes:
         node.resize_inputs(2)
         output = node.outputs[0]
-        affine = ir.node("BatchNormalization", [output, *inputs], {"epsilon": 0.0}, name=f"{node.name}{SUFFIX}")
+        affine = ir.node(
+            "BatchNormalization", [output, *inputs], {"epsilon": 0.0}, name=f"{node.name}{SUFFIX}"
+        )
         result = affine.outputs[0]
         result.name, output.name = output.name, f"{output.name}{SUFFIX}"
-        result.shape, result.type = output.shape, output.type
+        result.shape = output.shape
+        result.type = output.type
         output.shape = output.type = None
         for user, place in list(output.uses()):
             if user is not affine:
@@ -100,7 +108,8 @@ def _unfold(graph: ir.Graph, path: str, nodes: list[ir.Node], state: dict[str, T
 
 
 def _weight(graph: ir.Graph, name: str, length: int) -> ir.Value:
-    shape, dtype = ir.Shape([length]), ir.DataType.FLOAT
+    shape = ir.Shape([length])
+    dtype = ir.DataType.FLOAT
     tensor = ir.ExternalTensor(WEIGHTS, 0, 4 * length, dtype, shape=shape, name=name)
     value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
     graph.register_initializer(value)
@@ -111,7 +120,9 @@ def _constant(graph: ir.Graph, prefix: str, values: Tensor) -> ir.Value:
     name = f"{prefix}{len(values)}"
     if name not in graph.initializers:
         tensor = ir.tensor(values.numpy(), name=name)
-        value = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.FLOAT))
+        value = ir.Value(
+            name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.FLOAT)
+        )
         value.const_value = tensor
         graph.register_initializer(value)
     return graph.initializers[name]

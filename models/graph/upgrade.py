@@ -74,7 +74,9 @@ def upgrade_to_axes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
 
 
 def _has_opset(model: onnx.ModelProto, opset: int) -> bool:
-    return all(entry.version >= opset for entry in model.opset_import if entry.domain in STANDARD_NAMES)
+    return all(
+        entry.version >= opset for entry in model.opset_import if entry.domain in STANDARD_NAMES
+    )
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -104,12 +106,15 @@ def _move_to_inputs(node: onnx.NodeProto, names: dict[str, type]) -> list[onnx.N
     values = {attribute.name: attribute for attribute in node.attribute if attribute.name in names}
     if not values:
         return []
-    inputs, constants = [node.input[0]], []
+    inputs = [node.input[0]]
+    constants = []
     for name, dtype in names.items():
         if name not in values:
             inputs.append("")
             continue
-        constants.append(_constant(node, name, np.array(helper.get_attribute_value(values[name]), dtype)))
+        constants.append(
+            _constant(node, name, np.array(helper.get_attribute_value(values[name]), dtype))
+        )
         inputs.append(constants[-1].output[0])
     remaining = [attribute for attribute in node.attribute if attribute.name not in names]
     del node.attribute[:], node.input[:]
@@ -128,16 +133,21 @@ def _constant(node: onnx.NodeProto, name: str, values: np.ndarray) -> onnx.NodeP
     """A constant before a node; `k` of a top-k is a list of one."""
     values = values.reshape(1) if name == "k" else values
     tensor = numpy_helper.from_array(values)
-    return helper.make_node("Constant", [], [f"{node.output[0]}.{name}"], f"{node.name}.{name}", value=tensor)
+    return helper.make_node(
+        "Constant", [], [f"{node.output[0]}.{name}"], f"{node.name}.{name}", value=tensor
+    )
 
 
 def _add_region(node: onnx.NodeProto) -> onnx.NodeProto:
     """Put the scales of a resize where they are since opset 11; it took the pixel before each place."""
-    region, scales = _constant(node, "roi", np.zeros(0, np.float32)), node.input[1]
+    region = _constant(node, "roi", np.zeros(0, np.float32))
+    scales = node.input[1]
     node.input[1] = region.output[0]
     node.input.append(scales)
     modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     remaining = [attribute for attribute in node.attribute if attribute.name not in modes]
     del node.attribute[:]
-    node.attribute.extend([*remaining, *(helper.make_attribute(name, value) for name, value in modes.items())])
+    node.attribute.extend(
+        [*remaining, *(helper.make_attribute(name, value) for name, value in modes.items())]
+    )
     return region

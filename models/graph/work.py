@@ -43,17 +43,25 @@ class WorkBudget:
         """Count operations before they are done; TooMuchWork where none are left."""
         self.operations -= operations
         if self.operations < 0:
-            raise TooMuchWork(self.where, f"{subject}: to compute the file's constants would take too long", HINT)
+            raise TooMuchWork(
+                self.where, f"{subject}: to compute the file's constants would take too long", HINT
+            )
 
     def check_bytes(self, nbytes: int, subject: str) -> None:
         """Refuse constants of more bytes in all."""
         if nbytes > self.max_bytes:
-            problem = f"{subject}: the file's constants would fill more than {size_text(self.max_bytes)}"
+            problem = (
+                f"{subject}: the file's constants would fill more than {size_text(self.max_bytes)}"
+            )
             raise TooMuchWork(self.where, problem, HINT)
 
 
 def count_operations(
-    operator: str, inputs: Sizes, outputs: Sequence[Size], options: Mapping[str, Any], is_float: bool = True
+    operator: str,
+    inputs: Sizes,
+    outputs: Sequence[Size],
+    options: Mapping[str, Any],
+    is_float: bool = True,
 ) -> int:
     """Operations of a node: its products, its windows, and TOUCH for each value that it reads or writes."""
     values = sum(math.prod(size) for size in (*inputs, *outputs) if size is not None)
@@ -62,7 +70,9 @@ def count_operations(
     return TOUCH * values + products * (1 if is_float else INTEGER_PRODUCT)
 
 
-def count_products(operator: str, inputs: Sizes, outputs: Sequence[Size], options: Mapping[str, Any]) -> int:
+def count_products(
+    operator: str, inputs: Sizes, outputs: Sequence[Size], options: Mapping[str, Any]
+) -> int:
     """Operations for each value of the first output, without reading and writing."""
     first = inputs[0] if inputs and inputs[0] is not None else ()
     second = inputs[1] if len(inputs) > 1 and inputs[1] is not None else ()

@@ -92,7 +92,9 @@ def read_names(value: Mapping[Any, Any] | Sequence[Any]) -> tuple[str, ...]:
     if min(items) < 0 or max(items) >= MAX_CLASSES:
         return ()
     names = [items.get(index, "") for index in range(max(items) + 1)]
-    return tuple(f"{UNUSED}{index}" if name.lower() in NO_NAMES else name for index, name in enumerate(names))
+    return tuple(
+        f"{UNUSED}{index}" if name.lower() in NO_NAMES else name for index, name in enumerate(names)
+    )
 
 
 def _order_by_index(value: Mapping[Any, Any]) -> dict[int, Any]:

@@ -16,7 +16,13 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from gemel.models.errors import InputError, join_names
 from gemel.models.files.io import read_json, validate
-from gemel.models.files.pictures import SPLIT_NAMES, LabelledPicture, PictureSize, list_pictures, read_picture_size
+from gemel.models.files.pictures import (
+    SPLIT_NAMES,
+    LabelledPicture,
+    PictureSize,
+    list_pictures,
+    read_picture_size,
+)
 from gemel.models.labels.foreign_labels import PICTURE_FOLDERS
 from gemel.models.labels.rle import decode_rle, find_mask_box
 from gemel.models.notes import add_note
@@ -90,7 +96,9 @@ def _parse_id(value: Any) -> Id:
 
 def _parse_size(value: Any) -> Any:
     """Programs write 0, -1 or null for a size they do not know."""
-    return value if isinstance(value, str) or (isinstance(value, int | float) and value > 0) else None
+    return (
+        value if isinstance(value, str) or (isinstance(value, int | float) and value > 0) else None
+    )
 
 
 Id = int | str
@@ -132,7 +140,10 @@ class _CocoAnnotation(BaseModel):
     def pose(self) -> Pose | None:
         """The points, of which at least one is labelled; None where there are none."""
         values = self.keypoints or []
-        points = tuple((x, y, seen) for x, y, seen in zip(values[::3], values[1::3], values[2::3], strict=False))
+        points = tuple(
+            (x, y, seen)
+            for x, y, seen in zip(values[::3], values[1::3], values[2::3], strict=False)
+        )
         area = self.area if self.area and np.isfinite(self.area) and self.area > 0 else None
         return Pose(points, area) if any(seen > 0 for _, _, seen in points) else None
 
@@ -144,7 +155,8 @@ class _CocoAnnotation(BaseModel):
             if isinstance(self.segmentation, dict):
                 return find_mask_box(self.segmentation["counts"], self._mask_size())
             points = np.concatenate(self._polygons())
-            (x0, y0), (x1, y1) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
+            x0, y0 = points.min(axis=0).tolist()
+            x1, y1 = points.max(axis=0).tolist()
         except NO_SEGMENTATION:
             return None
         return x0, y0, x1 - x0, y1 - y0
@@ -160,7 +172,9 @@ class _CocoAnnotation(BaseModel):
         except NO_SEGMENTATION:
             return ()
         return tuple(
-            tuple((float(x), float(y)) for x, y in polygon) for polygon in polygons if len(polygon) >= MIN_POINTS
+            tuple((float(x), float(y)) for x, y in polygon)
+            for polygon in polygons
+            if len(polygon) >= MIN_POINTS
         )
 
     def _mask_size(self) -> tuple[int, int]:
@@ -201,14 +215,19 @@ def list_coco(folder: Path, kind: str) -> dict[str, CocoFile]:
     Raises InputError for several files of one split, of which none is called `kind`_SPLIT.json.
     """
     files: dict[str, list[Path]] = {}
-    parts = [folder, *(path for path in sorted(folder.iterdir()) if path.name.lower() in ANNOTATION_FOLDERS)]
+    parts = [
+        folder,
+        *(path for path in sorted(folder.iterdir()) if path.name.lower() in ANNOTATION_FOLDERS),
+    ]
     for path in (path for part in parts if part.is_dir() for path in sorted(part.iterdir())):
         if path.name in COCO_NAMES or (path.suffix.lower() == ".json" and _is_coco(path)):
             files.setdefault(_split_of(path), []).append(path)
     chosen = {split: _choose_file(folder, paths, kind) for split, paths in files.items()}
     if len(chosen) > 1 and "" in chosen:
         problem = f"holds annotations with a split and without one: {chosen[''].name}"
-        raise InputError(folder, problem, "name the split in each file's name, as train.json", "data")
+        raise InputError(
+            folder, problem, "name the split in each file's name, as train.json", "data"
+        )
     places = {split: _find_pictures(folder, path, split) for split, path in chosen.items()}
     return {
         split: CocoFile(path, places[split], list(places.values()).count(places[split]) > 1)
@@ -227,7 +246,9 @@ def _is_coco(path: Path) -> bool:
 def _split_of(path: Path) -> str:
     """The split that the name of a file of annotations holds as a word; empty without one."""
     words = re.findall("[a-z]+", path.stem.lower())
-    return next((split for word in words for split, names in SPLIT_NAMES.items() if word in names), "")
+    return next(
+        (split for word in words for split, names in SPLIT_NAMES.items() if word in names), ""
+    )
 
 
 def _choose_file(folder: Path, paths: Sequence[Path], kind: str) -> Path:
@@ -247,9 +268,13 @@ def _choose_file(folder: Path, paths: Sequence[Path], kind: str) -> Path:
 def _find_pictures(folder: Path, path: Path, split: str) -> Path:
     """The folder that holds the first picture of a file, or `images`, or the data folder itself."""
     match = re.search(rb'"file_name"\s*:\s*"((?:[^"\\]|\\.)+)"', path.read_bytes())
-    name = match[1].decode("utf-8", "replace").replace("\\/", "/").replace("\\", "/") if match else ""
+    name = (
+        match[1].decode("utf-8", "replace").replace("\\/", "/").replace("\\", "/") if match else ""
+    )
     folders = [*sorted(folder.glob("images/*/")), *sorted(folder.glob("*/"))]
-    places = [place for place in folders if place.name.lower().startswith(SPLIT_NAMES.get(split, ()))]
+    places = [
+        place for place in folders if place.name.lower().startswith(SPLIT_NAMES.get(split, ()))
+    ]
     places += [place for place in folders if place.name.lower() in PICTURE_FOLDERS]
     places += [folder, path.parent]
     last = name.rpartition("/")[2]
@@ -261,7 +286,11 @@ def _find_pictures(folder: Path, path: Path, split: str) -> Path:
 
 
 def read_coco(
-    file: CocoFile, sources: Mapping[str, str], query: str, with_points: bool = False, with_outlines: bool = False
+    file: CocoFile,
+    sources: Mapping[str, str],
+    query: str,
+    with_points: bool = False,
+    with_outlines: bool = False,
 ) -> list[LabelledPicture]:
     """The pictures of a file of annotations, in the order of their names.
 
@@ -295,7 +324,10 @@ def read_coco(
     }
     note_turned(path, list(pictures.values()))
     names_by_id = {number: category.name for number, category in categories.items()}
-    rows = [_row(index, annotation, pictures, names_by_id) for index, annotation in enumerate(coco.annotations)]
+    rows = [
+        _row(index, annotation, pictures, names_by_id)
+        for index, annotation in enumerate(coco.annotations)
+    ]
     if with_points:
         _take_poses(path, rows, coco.annotations, sources, query)
     for row, annotation in zip(rows, coco.annotations, strict=True) if with_outlines else ():
@@ -305,18 +337,36 @@ def read_coco(
 
 
 def _take_poses(
-    path: Path, rows: Sequence[BoxRow], annotations: Sequence[_CocoAnnotation], sources: Mapping[str, str], query: str
+    path: Path,
+    rows: Sequence[BoxRow],
+    annotations: Sequence[_CocoAnnotation],
+    sources: Mapping[str, str],
+    query: str,
 ) -> None:
     """Give the rows their points; one without any is ignored like a crowd. InputError where there are none at all."""
-    posed = [(row, annotation.pose()) for row, annotation in zip(rows, annotations, strict=True) if row.name in sources]
+    posed = [
+        (row, annotation.pose())
+        for row, annotation in zip(rows, annotations, strict=True)
+        if row.name in sources
+    ]
     widths = {len(pose.points) for _, pose in posed if pose}
     if len(widths) != 1:
-        problem = f"objects have {' and '.join(map(str, sorted(widths)))} points" if widths else "has no keypoints"
-        raise InputError(path, f"{problem} (query {query})", "give all the same", "annotations.keypoints")
+        problem = (
+            f"objects have {' and '.join(map(str, sorted(widths)))} points"
+            if widths
+            else "has no keypoints"
+        )
+        raise InputError(
+            path, f"{problem} (query {query})", "give all the same", "annotations.keypoints"
+        )
     for row, pose in posed:
-        row.pose, row.is_crowd = pose, row.is_crowd or pose is None
+        row.pose = pose
+        row.is_crowd = row.is_crowd or pose is None
     if bare := sum(pose is None and not row.reason for row, pose in posed):
-        add_note(path, f"{bare} of {len(posed)} objects have no labelled point (query {query}) and are ignored")
+        add_note(
+            path,
+            f"{bare} of {len(posed)} objects have no labelled point (query {query}) and are ignored",
+        )
 
 
 def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[Id, Any]:
@@ -328,12 +378,15 @@ def _by_id(path: Path, key: str, entries: Sequence[Any]) -> dict[Id, Any]:
 
 def _find_files(source: CocoFile, images: Mapping[Id, _CocoImage]) -> dict[Id, Path]:
     """The file of each picture: at its file_name, or under the last part of that in the folder."""
-    path, folder = source.path, source.pictures
+    path = source.path
+    folder = source.pictures
     files: dict[Id, Path] = {}
-    missing, moved = [], []
+    missing = []
+    moved = []
     for number, image in images.items():
         name = image.file_name.replace("\\", "/")
-        relative, last = PurePosixPath(name), name.rpartition("/")[2]
+        relative = PurePosixPath(name)
+        last = name.rpartition("/")[2]
         bare = unquote(name.partition("?")[0]).rpartition("/")[2]
         within = [] if relative.is_absolute() or ".." in relative.parts else [name]
         file = next(
@@ -352,15 +405,24 @@ def _find_files(source: CocoFile, images: Mapping[Id, _CocoImage]) -> dict[Id, P
                 moved.append(f"{image.file_name} is read as {folder.name}/{file.name}")
     if missing:
         problem = f"{len(missing)} of {len(images)} pictures are not in {folder}: {join_names(missing, 3)}"
-        raise InputError(path, problem, "put them there, or take them and their annotations out", "images.file_name")
+        raise InputError(
+            path,
+            problem,
+            "put them there, or take them and their annotations out",
+            "images.file_name",
+        )
     twice = [file for file, count in Counter(files.values()).items() if count > 1]
     if twice:
         problem = f"{len(twice)} pictures are listed more than once: {join_names([file.name for file in twice], 3)}"
-        raise InputError(path, problem, "list each once, with all of its annotations", "images.file_name")
+        raise InputError(
+            path, problem, "list each once, with all of its annotations", "images.file_name"
+        )
     if moved:
         add_note(path, f"{len(moved)} file names have another folder before them: {moved[0]}")
     used = set(files.values())
-    if not source.is_shared and (unused := [file.name for file in list_pictures(folder) if file not in used]):
+    if not source.is_shared and (
+        unused := [file.name for file in list_pictures(folder) if file not in used]
+    ):
         text = f"{len(unused)} pictures of {folder.name} are not listed and are left out: {join_names(unused, 3)}"
         add_note(path, text, "list them, also those without objects")
     return files
@@ -374,13 +436,17 @@ def _find_scales(
 ) -> dict[Id, tuple[float, float]]:
     """What takes boxes from the size that the file gives to the picture's; refuses another shape."""
     scales = dict.fromkeys(images, (1.0, 1.0))
-    scaled, odd = [], []
+    scaled = []
+    odd = []
     for number, image in images.items():
-        (width, height, orientation), name = sizes[number], files[number].name
+        width, height, orientation = sizes[number]
+        name = files[number].name
         if image.width is None or image.height is None:
             continue
         stated = (image.width, image.height)
-        text = f"{name} has {width} x {height} pixels, the file says {stated[0]:.0f} x {stated[1]:.0f}"
+        text = (
+            f"{name} has {width} x {height} pixels, the file says {stated[0]:.0f} x {stated[1]:.0f}"
+        )
         if (width, height) == stated:
             continue
         # Sides that were rounded differ by a pixel.
@@ -400,13 +466,20 @@ def _find_scales(
 
 
 def _row(
-    index: int, annotation: _CocoAnnotation, pictures: Mapping[Id, BoxedPicture], categories: Mapping[Id, str]
+    index: int,
+    annotation: _CocoAnnotation,
+    pictures: Mapping[Id, BoxedPicture],
+    categories: Mapping[Id, str],
 ) -> BoxRow:
-    picture, name, box = pictures.get(annotation.image_id), categories.get(annotation.category_id), annotation.box()
+    picture = pictures.get(annotation.image_id)
+    name = categories.get(annotation.category_id)
+    box = annotation.box()
     missing = {LeftOut.PICTURE: picture, LeftOut.CATEGORY: name, LeftOut.NO_BOX: box}
     reason = next((reason for reason, value in missing.items() if value is None), None)
     where = f"annotations[{index}]"
-    return BoxRow(where, picture or NO_PICTURE, name or "", box or NO_BOX, annotation.is_uncounted(), reason)
+    return BoxRow(
+        where, picture or NO_PICTURE, name or "", box or NO_BOX, annotation.is_uncounted(), reason
+    )
 
 
 def _account_for_keys(path: Path, document: Any, query: str) -> None:
@@ -416,13 +489,20 @@ def _account_for_keys(path: Path, document: Any, query: str) -> None:
         for key, (reading, hint) in keys.items():
             unset = USUAL_MODES if key == "bbox_mode" else UNSET
             holders = [
-                entry for entry in entries if key.partition(".")[0] in entry and _value_of(entry, key) not in unset
+                entry
+                for entry in entries
+                if key.partition(".")[0] in entry and _value_of(entry, key) not in unset
             ]
             if not holders:
                 continue
-            if reading == SPLITS_WITHIN and len({_value_of(holder, key) for holder in holders}) == 1:
+            if (
+                reading == SPLITS_WITHIN
+                and len({_value_of(holder, key) for holder in holders}) == 1
+            ):
                 continue
-            text = f"{len(holders)} of {len(entries)} {part} have `{key}`: {reading} (query {query})"
+            text = (
+                f"{len(holders)} of {len(entries)} {part} have `{key}`: {reading} (query {query})"
+            )
             if key in REFUSED_KEYS:
                 raise InputError(path, text, hint, f"{part}.{key}")
             add_note(path, text, hint)

@@ -39,7 +39,9 @@ def note_unread(folder: Path, names_read: Collection[str], hint: str) -> None:
     ]
     if unread:
         names = join_names(sorted(unread), MAX_NAMES)
-        add_note(folder, f"is read only in {join_names(names_read, MAX_NAMES)}; left out: {names}", hint)
+        add_note(
+            folder, f"is read only in {join_names(names_read, MAX_NAMES)}; left out: {names}", hint
+        )
 
 
 def note_copies(where: Path, pictures: Sequence[LabelledPicture]) -> None:
@@ -60,7 +62,9 @@ def find_copies(pictures: Sequence[Path], earlier: Collection[Path]) -> float:
     """The part of pictures that are in `earlier` splits too, byte for byte."""
     pictures_of_split = set(pictures)
     again = pictures_of_split & set(earlier)
-    for paths in _group_equal([*pictures_of_split, *(path for path in earlier if path not in pictures_of_split)]):
+    for paths in _group_equal(
+        [*pictures_of_split, *(path for path in earlier if path not in pictures_of_split)]
+    ):
         within = pictures_of_split.intersection(paths)
         if len(within) < len(paths):
             again |= within
@@ -104,23 +108,32 @@ def note_names(pictures: Sequence[Path], timed: int) -> None:
     """Note that only some names tell a unit and a time, so that none is used."""
     folder = os.path.commonpath([path.parent for path in pictures])
     text = f"{len(pictures) - timed} of {len(pictures)} file names are not <unit>__<milliseconds>"
-    add_note(folder, f"{text}; all count as ten blocks at one frame a second", "rename them, or take them out")
+    add_note(
+        folder,
+        f"{text}; all count as ten blocks at one frame a second",
+        "rename them, or take them out",
+    )
 
 
 def note_shapes(query: Query, sizes: Collection[Size], is_cut_out: bool) -> None:
     """Note frames of several proportions, and those `is_cut_out` already whose shape is not that of the `roi`."""
     if not sizes or query.data is None:
         return
-    narrow, wide = min(sizes, key=_proportion), max(sizes, key=_proportion)
+    narrow = min(sizes, key=_proportion)
+    wide = max(sizes, key=_proportion)
     side = f"{query.input_size} x {query.input_size}"
     if _proportion(wide) > SHAPE_TOLERANCE * _proportion(narrow):
         text = f"frames from {_text(narrow)} to {_text(wide)} pixels are all squashed to {side}"
-        add_note(query.data, text, "cut them to one shape, that of the camera's frames or the `roi`")
+        add_note(
+            query.data, text, "cut them to one shape, that of the camera's frames or the `roi`"
+        )
     camera_size = query.region.least_frame()
     if query.roi is not None and is_cut_out and min(camera_size) > 0:
         x0, y0, x1, y1 = query.region.pixels(camera_size)
         roi_size = (x1 - x0, y1 - y0)
-        odd = max((narrow, wide), key=lambda size: abs(_proportion(size) / _proportion(roi_size) - 1))
+        odd = max(
+            (narrow, wide), key=lambda size: abs(_proportion(size) / _proportion(roi_size) - 1)
+        )
         if not 1 / SHAPE_TOLERANCE <= _proportion(odd) / _proportion(roi_size) <= SHAPE_TOLERANCE:
             text = f"labelled frames of {_text(odd)} pixels are used whole, the roi of query {query.id} is"
             add_note(

@@ -19,9 +19,13 @@ from gemel.models.files.pictures import SUFFIXES
 if TYPE_CHECKING:
     from gemel.models.workload import Query
 
-TEXT_SUFFIXES = frozenset((".json", ".jsonl", ".ndjson", ".xml", ".txt", ".csv", ".tsv", ".yaml", ".yml"))
+TEXT_SUFFIXES = frozenset(
+    (".json", ".jsonl", ".ndjson", ".xml", ".txt", ".csv", ".tsv", ".yaml", ".yml")
+)
 CONFIG_SUFFIXES = frozenset((".yaml", ".yml"))
-TABLES_OF_LABELS = frozenset((".parquet", ".arrow", ".tfrecord", ".tfrecords", ".record", ".mat", ".xlsx"))
+TABLES_OF_LABELS = frozenset(
+    (".parquet", ".arrow", ".tfrecord", ".tfrecords", ".record", ".mat", ".xlsx")
+)
 """Suffixes of files that hold the labels of whole data sets, and are not read."""
 MAYBE_LABELS = frozenset((
     ".pkl", ".pickle", ".npy", ".npz", ".db", ".sqlite", ".sqlite3", ".h5", ".hdf5", ".xls", ".ods", ".zip", ".gz",
@@ -47,7 +51,10 @@ FORMATS = (
     ("Pascal VOC, as LabelImg writes it", rb"<annotation\b"),
     ("labelme's JSON", rb'"shapes"\s*:\s*\['),
     ("VIA's JSON", rb'"(_via_settings|_via_img_metadata|region_attributes|shape_attributes)"'),
-    ("FiftyOne's JSON", rb'"(sample_fields|bounding_box)"\s*:|"samples"\s*:\s*\[|"classes"\s*:.*"labels"\s*:\s*\{'),
+    (
+        "FiftyOne's JSON",
+        rb'"(sample_fields|bounding_box)"\s*:|"samples"\s*:\s*\[|"classes"\s*:.*"labels"\s*:\s*\{',
+    ),
     ("Label Studio's JSON", rb'"(completions|from_name|rectanglelabels)"\s*:'),
     ("BDD100K's JSON", rb'"box2d"\s*:'),
     ("Create ML's JSON", rb'"annotations"\s*:\s*\[\s*\{\s*"(label|coordinates)"'),
@@ -80,7 +87,8 @@ def refuse_labels(query: Query, data: Path) -> None:
         masks = _find_masks(pictures)
         labels = masks or _find_label_files(pictures, candidates, beside, data)
     else:
-        pictures, masks = [data], []
+        pictures = [data]
+        masks = []
         # A YAML file beside a clip is the workload or the box that plays it.
         beside = [path for path in _list_beside(data) if path.suffix.lower() not in CONFIG_SUFFIXES]
         labels = _find_label_files(pictures, [], beside, data)
@@ -94,7 +102,8 @@ def refuse_labels(query: Query, data: Path) -> None:
 
 def list_label_files(data: Path) -> tuple[list[Path], list[Path]]:
     """The pictures below a folder, and the other files that may hold labels; hidden ones are left out."""
-    pictures, candidates = list[Path](), list[Path]()
+    pictures = list[Path]()
+    candidates = list[Path]()
     for folder, folders, names in os.walk(data):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
@@ -129,8 +138,17 @@ def _find_label_files(
     for path in within:
         head = _read_head(path)
         is_format = any(re.search(pattern, head, re.DOTALL) for _, pattern in FORMATS)
-        is_named = path.stem in stems or LABEL_WORDS.search(path.stem) or path.parent.name.lower() in LABEL_FOLDERS
-        if path.suffix.lower() in TABLES_OF_LABELS or is_named or is_format or _names_pictures(head, names):
+        is_named = (
+            path.stem in stems
+            or LABEL_WORDS.search(path.stem)
+            or path.parent.name.lower() in LABEL_FOLDERS
+        )
+        if (
+            path.suffix.lower() in TABLES_OF_LABELS
+            or is_named
+            or is_format
+            or _names_pictures(head, names)
+        ):
             label_files.append(path)
     is_generic = data.name.lower() in PICTURE_FOLDERS
     for path in beside:
@@ -154,7 +172,11 @@ def _names_pictures(head: bytes, names: Collection[bytes]) -> bool:
     """Whether a text says something of one of these pictures: a list of names alone says nothing."""
     for name in names:
         stem = name.rpartition(b".")[0]
-        for line in (line for line in head.splitlines() if name in line or line.split(b",")[0].strip(b'" ') == stem):
+        for line in (
+            line
+            for line in head.splitlines()
+            if name in line or line.split(b",")[0].strip(b'" ') == stem
+        ):
             bare = len(stem) < MIN_STEM and name not in line
             if not bare and len(re.findall(rb"[^\s,;:<>\"']+", line)) > 1:
                 return True
@@ -170,11 +192,15 @@ def _find_masks(pictures: Sequence[Path]) -> list[Path]:
 def _is_mask(path: Path, stems: Collection[str]) -> bool:
     if path.parent.name.lower() in LABEL_FOLDERS and path.stem in stems:
         return True
-    return any(path.stem.lower().endswith(end) and path.stem[: -len(end)] in stems for end in MASK_ENDS)
+    return any(
+        path.stem.lower().endswith(end) and path.stem[: -len(end)] in stems for end in MASK_ENDS
+    )
 
 
 def name_format(path: Path) -> str:
     """The format that the head of a file is of; its suffix where that is none known."""
     head = _read_head(path)
-    names: Iterator[str] = (name for name, pattern in FORMATS if re.search(pattern, head, re.DOTALL))
+    names: Iterator[str] = (
+        name for name, pattern in FORMATS if re.search(pattern, head, re.DOTALL)
+    )
     return next(names, f"a {path.suffix.lower()} file")

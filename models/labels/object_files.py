@@ -22,7 +22,14 @@ from gemel.models.files.io import read_bounded, read_json
 from gemel.models.files.pictures import SPLIT_NAMES, LabelledPicture, PictureSize, read_picture_size
 from gemel.models.labels.foreign_labels import list_label_files, name_format
 from gemel.models.notes import add_note
-from gemel.models.objects.boxes import BoxedPicture, BoxForm, BoxRow, BoxSource, collect_labels, note_turned
+from gemel.models.objects.boxes import (
+    BoxedPicture,
+    BoxForm,
+    BoxRow,
+    BoxSource,
+    collect_labels,
+    note_turned,
+)
 from gemel.models.predictions import Box
 
 VOC, LABELME, KITTI, CVAT, MOT = (
@@ -35,7 +42,10 @@ MAX_UNLABELLED = 0.05
 MAX_STRETCH = 0.02
 """How far the shape of a picture may differ from that which its labels state."""
 HINT = "correct it, or export COCO (annotations.json beside images)"
-SCORED = ("these are a model's answers, and count as labels", "give what people labelled if there is any")
+SCORED = (
+    "these are a model's answers, and count as labels",
+    "give what people labelled if there is any",
+)
 NO_OBJECT = ("these are no objects, and are left out", "")
 UNUSED: dict[str, tuple[str, str]] = {
     "score": SCORED, "confidence": SCORED, "point": NO_OBJECT, "line": NO_OBJECT, "linestrip": NO_OBJECT,
@@ -84,7 +94,10 @@ Readings = Mapping[Path, PictureObjects]
 
 def has_object_files(folder: Path) -> bool:
     """Whether there are files of exactly one of these formats below a folder."""
-    return len({form for path in list_label_files(folder)[1] if (form := _form_of(path)) in READERS}) == 1
+    return (
+        len({form for path in list_label_files(folder)[1] if (form := _form_of(path)) in READERS})
+        == 1
+    )
 
 
 def _form_of(path: Path) -> str:
@@ -106,7 +119,9 @@ def find_picture_splits(folder: Path) -> dict[Path, str]:
         if (split := splits.get(path.stem.lower()))
     }
     if lists.keys() >= set(SPLIT_NAMES):
-        return {path: split for path in pictures for split, stems in lists.items() if path.stem in stems}
+        return {
+            path: split for path in pictures for split, stems in lists.items() if path.stem in stems
+        }
     if lists:
         missing = join_names([split for split in SPLIT_NAMES if split not in lists])
         add_note(folder, f"its ImageSets list no {missing}, and are not followed", "add that list")
@@ -116,7 +131,11 @@ def find_picture_splits(folder: Path) -> dict[Path, str]:
         for part in path.relative_to(folder).parts[:-1]
         if (split := splits.get(part.lower()))
     }
-    return split_of if set(split_of.values()) == set(SPLIT_NAMES) and len(split_of) == len(pictures) else {}
+    return (
+        split_of
+        if set(split_of.values()) == set(SPLIT_NAMES) and len(split_of) == len(pictures)
+        else {}
+    )
 
 
 def read_object_files(
@@ -143,23 +162,35 @@ def read_object_files(
     if missing := [name for name in sources if name not in names]:
         problem = f"no object is called '{missing[0]}' (query {query})"
         raise InputError(source.path, problem, f"they are: {join_names(names, 20)}", "classes")
-    boxed, rows = [], []
+    boxed = []
+    rows = []
     for picture in pictures:
-        reading, size = readings.get(picture), read_picture_size(picture)
+        reading = readings.get(picture)
+        size = read_picture_size(picture)
         boxed.append(BoxedPicture(picture, size, _scale_of(reading, size)))
         if reading is None:
             continue
         for number, item in enumerate(reading.objects, 1):
             if not item.name:
                 raise InputError(reading.where, f"object {number} has no class", HINT)
-            rows.append(BoxRow(f"{reading.where.name} object {number}", boxed[-1], item.name, item.box, item.is_crowd))
+            rows.append(
+                BoxRow(
+                    f"{reading.where.name} object {number}",
+                    boxed[-1],
+                    item.name,
+                    item.box,
+                    item.is_crowd,
+                )
+            )
     note_turned(source.path, boxed)
     return collect_labels(source, rows, boxed, _with_regions(sources, rows), query, with_outlines)
 
 
 def _with_regions(sources: Mapping[str, str], rows: Sequence[BoxRow]) -> dict[str, str]:
     """KITTI's regions count for every class of the query."""
-    regions = {REGION: next(iter(sources.values()))} if any(row.name == REGION for row in rows) else {}
+    regions = (
+        {REGION: next(iter(sources.values()))} if any(row.name == REGION for row in rows) else {}
+    )
     return {**regions, **sources}
 
 
@@ -169,12 +200,18 @@ def _check_complete(where: Path, pictures: Sequence[Path], readings: Readings) -
         return
     text = f"{len(bare)} of {len(pictures)} pictures have no labels: {join_names(bare, 3)}"
     if len(bare) > MAX_UNLABELLED * len(pictures):
-        raise InputError(where, text, "write an empty file for a picture without objects, or take it out", "data")
-    add_note(where, f"{text}; they count as pictures without objects", "take them out if they show any")
+        raise InputError(
+            where, text, "write an empty file for a picture without objects, or take it out", "data"
+        )
+    add_note(
+        where, f"{text}; they count as pictures without objects", "take them out if they show any"
+    )
 
 
 def _note_unused(where: Path, readings: Readings, query: str) -> None:
-    counts = Counter(name for reading in readings.values() for name in reading.unused if name in UNUSED)
+    counts = Counter(
+        name for reading in readings.values() for name in reading.unused if name in UNUSED
+    )
     for name, count in counts.items():
         meaning, hint = UNUSED[name]
         add_note(where, f"{count} objects are or have `{name}`: {meaning} (query {query})", hint)
@@ -184,10 +221,15 @@ def _scale_of(reading: PictureObjects | None, size: PictureSize) -> tuple[float,
     """What takes boxes from the stated size of a picture to its size as decoded."""
     if reading is None or reading.size is None or min(reading.size) <= 0:
         return 1.0, 1.0
-    across, down = size.width / reading.size[0], size.height / reading.size[1]
+    across = size.width / reading.size[0]
+    down = size.height / reading.size[1]
     if abs(across / down - 1) > MAX_STRETCH:
         stated = f"{reading.size[0]:g} x {reading.size[1]:g}"
-        raise InputError(reading.where, f"states a picture of {stated}, and it has {size.width} x {size.height}", HINT)
+        raise InputError(
+            reading.where,
+            f"states a picture of {stated}, and it has {size.width} x {size.height}",
+            HINT,
+        )
     return across, down
 
 
@@ -196,13 +238,20 @@ def _by_picture(
 ) -> Callable[[Sequence[Path], Sequence[Path], Sequence[Path]], Readings]:
     """A reader of formats with a file for each picture, of its name, beside it or in a folder of labels."""
 
-    def read_all(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]) -> Readings:
-        folders, suffixes = {file.parent for file in files}, {file.suffix for file in files}
+    def read_all(
+        pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]
+    ) -> Readings:
+        folders = {file.parent for file in files}
+        suffixes = {file.suffix for file in files}
         by_stem: dict[str, list[Path]] = defaultdict(list)
         for path in candidates:  # an empty file is one without objects
             if path.parent in folders and path.suffix in suffixes:
                 by_stem[path.stem].append(path)
-        chosen = {picture: _nearest(picture, by_stem[picture.stem]) for picture in pictures if picture.stem in by_stem}
+        chosen = {
+            picture: _nearest(picture, by_stem[picture.stem])
+            for picture in pictures
+            if picture.stem in by_stem
+        }
         return {picture: read(path) for picture, path in chosen.items()}
 
     return read_all
@@ -235,14 +284,20 @@ def _read_xml(path: Path, max_bytes: int) -> ElementTree.Element:
 
 def _read_voc(path: Path) -> PictureObjects:
     root = _read_xml(path, MAX_FILE_BYTES)
-    objects, unused = [], list[str]()
+    objects = []
+    unused = list[str]()
     for item in root.findall("object"):
-        name, box = item.findtext("name", "").strip(), item.find("bndbox")
+        name = item.findtext("name", "").strip()
+        box = item.find("bndbox")
         unused += [
-            field.tag for field in item if field.tag not in ("name", "bndbox", "difficult") and _says(field.text)
+            field.tag
+            for field in item
+            if field.tag not in ("name", "bndbox", "difficult") and _says(field.text)
         ]
         unused += [
-            attribute.findtext("name", "") for attribute in item.iter("attribute") if _says(attribute.findtext("value"))
+            attribute.findtext("name", "")
+            for attribute in item.iter("attribute")
+            if _says(attribute.findtext("value"))
         ]
         if box is None:
             raise InputError(path, f"the object '{name}' has no bndbox", HINT)
@@ -258,13 +313,24 @@ def _read_voc(path: Path) -> PictureObjects:
 
 def _says(value: Any) -> bool:
     """Whether a value of a key is other than the one that programs write where nothing is known."""
-    return str(value).strip().lower() not in ("none", "", "0", "0.0", "false", "{}", "[]", "unspecified")
+    return str(value).strip().lower() not in (
+        "none",
+        "",
+        "0",
+        "0.0",
+        "false",
+        "{}",
+        "[]",
+        "unspecified",
+    )
 
 
 def _around(where: Path, points: Sequence[Any]) -> Box:
     """The box around points (x, y)."""
     try:
-        across, down = ([_number(where, "a point", point[side]) for point in points] for side in (0, 1))
+        across, down = (
+            [_number(where, "a point", point[side]) for point in points] for side in (0, 1)
+        )
         return min(across), min(down), max(across), max(down)
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(where, "holds points that are none", HINT) from error
@@ -272,14 +338,19 @@ def _around(where: Path, points: Sequence[Any]) -> Box:
 
 def _read_labelme(path: Path) -> PictureObjects:
     document = read_json(path, HINT, MAX_FILE_BYTES, foreign=True)
-    shapes, objects, unused = document.get("shapes"), [], list[str]()
+    shapes = document.get("shapes")
+    objects = []
+    unused = list[str]()
     if not isinstance(shapes, list):
         raise InputError(path, "has no list of shapes", HINT, "shapes")
     for shape in shapes:
         if not isinstance(shape, dict) or not isinstance(shape.get("points"), list):
             raise InputError(path, "holds a shape without points", HINT, "shapes.points")
-        kind, points = shape.get("shape_type", "polygon"), shape["points"]
-        unused += [str(key) for key, value in shape.items() if key not in LABELME_KEYS and _says(value)]
+        kind = shape.get("shape_type", "polygon")
+        points = shape["points"]
+        unused += [
+            str(key) for key, value in shape.items() if key not in LABELME_KEYS and _says(value)
+        ]
         box = _around(path, points)
         if kind == "circle":  # its centre, and a point on it
             x, y, *_ = _around(path, points[:1])
@@ -288,14 +359,22 @@ def _read_labelme(path: Path) -> PictureObjects:
         if kind in ("point", "line", "linestrip"):
             unused.append(kind)
             continue
-        objects.append(ForeignObject(str(shape.get("label", "")), box, bool(shape.get("difficult"))))
-    width, height = document.get("imageWidth"), document.get("imageHeight")
-    size = (float(width), float(height)) if isinstance(width, int) and isinstance(height, int) else None
+        objects.append(
+            ForeignObject(str(shape.get("label", "")), box, bool(shape.get("difficult")))
+        )
+    width = document.get("imageWidth")
+    height = document.get("imageHeight")
+    size = (
+        (float(width), float(height))
+        if isinstance(width, int) and isinstance(height, int)
+        else None
+    )
     return PictureObjects(path, objects, size, unused)
 
 
 def _read_kitti(path: Path) -> PictureObjects:
-    objects, unused = [], list[str]()
+    objects = []
+    unused = list[str]()
     text = read_bounded(path, MAX_FILE_BYTES, HINT).decode("utf-8", "replace")
     for number, words in enumerate(map(str.split, text.splitlines()), 1):
         if words and len(words) < 8:
@@ -307,7 +386,9 @@ def _read_kitti(path: Path) -> PictureObjects:
     return PictureObjects(path, objects, unused=unused)
 
 
-def _read_cvat(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]) -> Readings:
+def _read_cvat(
+    pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]
+) -> Readings:
     by_name: dict[str, list[Path]] = defaultdict(list)
     for picture in pictures:
         by_name[picture.name].append(picture)
@@ -315,18 +396,29 @@ def _read_cvat(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequ
     for path in files:
         root = _read_xml(path, MAX_SET_BYTES)
         if root.find("track") is not None:
-            raise InputError(path, "holds tracks of a video", "export it as CVAT for images, or as COCO", "data")
+            raise InputError(
+                path, "holds tracks of a video", "export it as CVAT for images, or as COCO", "data"
+            )
         for image in root.findall("image"):
             name = image.get("name", "").replace("\\", "/")
             namesakes = by_name[name.rpartition("/")[2]]
             if not namesakes:
-                raise InputError(path, f"names {name}, which is not there", "put it beside it", "data")
+                raise InputError(
+                    path, f"names {name}, which is not there", "put it beside it", "data"
+                )
             picture = max(
-                namesakes, key=lambda path: (path.as_posix().endswith(f"/{name}"), image.get("subset") in path.parts)
+                namesakes,
+                key=lambda path: (
+                    path.as_posix().endswith(f"/{name}"),
+                    image.get("subset") in path.parts,
+                ),
             )
             if picture in readings:
-                raise InputError(path, f"names {name} twice", "name each picture with its folder", "data")
-            objects, unused = [], ["subset"] * (image.get("subset") not in (None, "default", *picture.parts))
+                raise InputError(
+                    path, f"names {name} twice", "name each picture with its folder", "data"
+                )
+            objects = []
+            unused = ["subset"] * (image.get("subset") not in (None, "default", *picture.parts))
             for shape in image:
                 box = _cvat_box(path, shape)
                 if box is None:
@@ -350,21 +442,29 @@ def _cvat_box(path: Path, shape: ElementTree.Element) -> Box | None:
         x0, y0, x1, y1 = numbers("xtl", "ytl", "xbr", "ybr")
     elif shape.tag == "ellipse":
         x, y, across, down = numbers("cx", "cy", "rx", "ry")
-        x0, y0, x1, y1 = x - across, y - down, x + across, y + down
+        x0 = x - across
+        y0 = y - down
+        x1 = x + across
+        y1 = y + down
     elif shape.tag == "mask":
         x0, y0, width, height = numbers("left", "top", "width", "height")
-        x1, y1 = x0 + width, y0 + height
+        x1 = x0 + width
+        y1 = y0 + height
     else:
         return None
     angle = math.radians(_number(path, "rotation", shape.get("rotation") or 0))
-    across, down = (x1 - x0) / 2, (y1 - y0) / 2
+    across = (x1 - x0) / 2
+    down = (y1 - y0) / 2
     wide = abs(across * math.cos(angle)) + abs(down * math.sin(angle))
     high = abs(across * math.sin(angle)) + abs(down * math.cos(angle))
-    x, y = (x0 + x1) / 2, (y0 + y1) / 2
+    x = (x0 + x1) / 2
+    y = (y0 + y1) / 2
     return x - wide, y - high, x + wide, y + high
 
 
-def _read_mot(pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]) -> Readings:
+def _read_mot(
+    pictures: Sequence[Path], files: Sequence[Path], candidates: Sequence[Path]
+) -> Readings:
     """Rows frame, number, x, y, width, height, confidence, class; every frame of a sequence is described."""
     readings: dict[Path, PictureObjects] = {}
     for path in files:
@@ -377,12 +477,24 @@ def _read_mot(pictures: Sequence[Path], files: Sequence[Path], candidates: Seque
             if len(cells) < 6:
                 raise InputError(path, f"has a row of {len(cells)} numbers, not 9", HINT)
             frame, _, x, y, width, height, *extras = cells
-            kind = int(extras[1]) if len(extras) > 2 else 1  # confidence, class and seen since MOT16; before it -1
-            name = MOT_CLASSES[kind - 1] if 0 < kind <= len(MOT_CLASSES) else str(kind) if kind > 0 else MOT_CLASSES[0]
+            kind = (
+                int(extras[1]) if len(extras) > 2 else 1
+            )  # confidence, class and seen since MOT16; before it -1
+            name = (
+                MOT_CLASSES[kind - 1]
+                if 0 < kind <= len(MOT_CLASSES)
+                else str(kind)
+                if kind > 0
+                else MOT_CLASSES[0]
+            )
             if int(frame) not in by_frame:
-                raise InputError(path, f"describes frame {frame:g}, whose picture is not there", HINT, "data")
+                raise InputError(
+                    path, f"describes frame {frame:g}, whose picture is not there", HINT, "data"
+                )
             is_ignored = bool(extras) and extras[0] == 0
-            objects[int(frame)].append(ForeignObject(name, (x, y, x + width, y + height), is_ignored))
+            objects[int(frame)].append(
+                ForeignObject(name, (x, y, x + width, y + height), is_ignored)
+            )
         for frame, picture in by_frame.items():
             readings[picture] = PictureObjects(path, objects[frame])
     return readings

@@ -39,13 +39,19 @@ def find_mask_box(counts: str | Sequence[int], size: tuple[int, int]) -> PackedB
     if not 0 < len(runs) <= MAX_RUNS or runs.min() < 0 or runs.sum() != height * width:
         raise ValueError("the runs do not fill the mask")
     ends = np.cumsum(runs)
-    starts, ends = (ends - runs)[1::2], ends[1::2]
+    starts = (ends - runs)[1::2]
+    ends = ends[1::2]
     starts, ends = starts[ends > starts], ends[ends > starts]
     if not len(starts):
         raise ValueError("the mask is empty")
-    columns, rows, last_rows = starts // height, starts % height, (ends - 1) % height
-    wraps = (ends - 1) // height > columns  # over the end of a column: it covers rows from top to bottom
-    x0, x1 = int(columns[0]), int((ends[-1] - 1) // height) + 1
+    columns = starts // height
+    rows = starts % height
+    last_rows = (ends - 1) % height
+    wraps = (
+        ends - 1
+    ) // height > columns  # over the end of a column: it covers rows from top to bottom
+    x0 = int(columns[0])
+    x1 = int((ends[-1] - 1) // height) + 1
     y0 = 0 if wraps.any() else int(rows.min())
     y1 = height if wraps.any() else int(last_rows.max()) + 1
     return float(x0), float(y0), float(x1 - x0), float(y1 - y0)

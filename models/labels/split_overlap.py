@@ -85,7 +85,10 @@ def note_overlap(where: Path, name: str, paths: Sequence[Path], earlier: Collect
 
 def _find_versions(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
     originals = {match[1] for path in earlier if (match := VERSION.match(path.stem))}
-    again = sum(bool(match and match[1] in originals) for match in (VERSION.match(path.stem) for path in paths))
+    again = sum(
+        bool(match and match[1] in originals)
+        for match in (VERSION.match(path.stem) for path in paths)
+    )
     return again / len(paths)
 
 
@@ -111,7 +114,8 @@ def _find_between(paths: Sequence[Path], earlier: Iterable[Path]) -> float:
             place = _place_of(path)
             if place is not None:
                 series[place[0]].append((place[1], is_earlier, path))
-    between, neighbours = 0, list[tuple[Path, Path]]()
+    between = 0
+    neighbours = list[tuple[Path, Path]]()
     for members in series.values():
         members.sort(key=lambda member: member[0])
         places = [place for place, member in enumerate(members) if member[1]]
@@ -150,9 +154,13 @@ def _find_alike(paths: Sequence[Path], earlier: Collection[Path]) -> float:
     distances = _distances(thumbs, thumbs)
     np.fill_diagonal(distances, np.inf)
     nearest = distances.min(axis=1)
-    turned = np.min([_distances(view, earlier_thumbs).min(axis=1) for view in _turn(thumbs)], axis=0)
+    turned = np.min(
+        [_distances(view, earlier_thumbs).min(axis=1) for view in _turn(thumbs)], axis=0
+    )
     reach = np.maximum(OVERLAP.scene_difference, OVERLAP.scene_contrast * thumbs.std(axis=1))
-    is_again = (turned <= reach) & (nearest > np.maximum(OVERLAP.scene_difference, OVERLAP.isolation * turned))
+    is_again = (turned <= reach) & (
+        nearest > np.maximum(OVERLAP.scene_difference, OVERLAP.isolation * turned)
+    )
     return float(is_again.mean()) if is_again.sum() >= OVERLAP.min_pairs else 0.0
 
 
@@ -166,7 +174,8 @@ def _turn(thumbs: np.ndarray) -> Iterator[np.ndarray]:
 
 def _distances(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Root mean squares of the differences of thumbnails (N, P) and (M, P): (N, M)."""
-    first, second = rows.astype(np.float32), columns.astype(np.float32)
+    first = rows.astype(np.float32)
+    second = columns.astype(np.float32)
     squares = (first**2).sum(1)[:, None] - 2 * first @ second.T + (second**2).sum(1)
     return np.sqrt(np.maximum(squares, 0) / first.shape[1])
 
@@ -182,7 +191,11 @@ def _read_each(paths: Iterable[Path]) -> Iterator[np.ndarray]:
         state = path.stat()
         pixels = _read_thumb(path, state.st_size, state.st_mtime_ns)
         noise = np.random.default_rng(number)
-        yield noise.integers(0, 256, OVERLAP.thumb**2, np.uint8) if pixels is None else np.frombuffer(pixels, np.uint8)
+        yield (
+            noise.integers(0, 256, OVERLAP.thumb**2, np.uint8)
+            if pixels is None
+            else np.frombuffer(pixels, np.uint8)
+        )
 
 
 @lru_cache(maxsize=2**15)

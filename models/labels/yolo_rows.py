@@ -71,10 +71,13 @@ def find_readings(
 
 def _check_fifth(values: np.ndarray) -> None:
     """Refuse lines of five numbers whose last is no score or track, or whose first is the score."""
-    last, boxes = values[:, BOX_VALUES], _boxes_fit(values[:, :BOX_VALUES])
+    last = values[:, BOX_VALUES]
+    boxes = _boxes_fit(values[:, :BOX_VALUES])
     is_score = bool(np.all((last >= 0) & (last <= 1)))
     if not is_score and not _is_whole(last):
-        raise UnclearRowsError(f"a box and a fifth number such as {last[0]:g}, an angle or a box of another form")
+        raise UnclearRowsError(
+            f"a box and a fifth number such as {last[0]:g}, an angle or a box of another form"
+        )
     if not boxes and _boxes_fit(values[:, 1:]):
         raise UnclearRowsError("a score, and a box behind it: write the box first")
 
@@ -85,7 +88,9 @@ def _choose_reading(values: np.ndarray, has_outlines: bool) -> RowReading:
     following = values[:, BOX_VALUES:]
     has_numbers = any(_is_number(column) for column in following.T)
     has_box = _boxes_fit(values[:, :BOX_VALUES]) and (
-        has_numbers or length <= RULES.triangle_values or any(_lie_within(values, following, step) for step in (2, 3))
+        has_numbers
+        or length <= RULES.triangle_values
+        or any(_lie_within(values, following, step) for step in (2, 3))
     )
     has_polygon = (
         not has_numbers
@@ -108,8 +113,11 @@ def _share(fits: np.ndarray) -> bool:
 
 def _boxes_fit(boxes: np.ndarray) -> bool:
     """Whether centre and size (N, 4) are boxes within the picture."""
-    centre, size = boxes[:, :2], boxes[:, 2:]
-    inside = (centre - size / 2 >= -RULES.slack) & (centre + size / 2 <= 1 + RULES.slack) & (size > 0)
+    centre = boxes[:, :2]
+    size = boxes[:, 2:]
+    inside = (
+        (centre - size / 2 >= -RULES.slack) & (centre + size / 2 <= 1 + RULES.slack) & (size > 0)
+    )
     return _share(inside)
 
 
@@ -141,7 +149,9 @@ def crosses_itself(points: np.ndarray) -> bool:
     for first in range(count):
         for second in range(first + 2, count):
             is_neighbour = first == 0 and second == count - 1
-            if not is_neighbour and _cross(points[first], ends[first], points[second], ends[second]):
+            if not is_neighbour and _cross(
+                points[first], ends[first], points[second], ends[second]
+            ):
                 return True
     return False
 

@@ -36,18 +36,25 @@ class Agreement:
     verdict: str
 
 
-def compare_agreement(compared: ComparedFrames, task: Task, target: float, is_below: bool) -> Agreement:
+def compare_agreement(
+    compared: ComparedFrames, task: Task, target: float, is_below: bool
+) -> Agreement:
     """The verdict of these tallies; a test of a stated error says whether agreement `is_below` the target.
 
     UNSURE: the ratio alone is below it. Frames on which neither model saw anything are no evidence; ONE_ANSWER: a
     classifier is on target on frames of a single class, as any model that always names it would be.
     """
-    counts, frames = compared.counts, len(compared.counts)
+    counts = compared.counts
+    frames = len(compared.counts)
     if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < MIN_COMPARED:
         return Agreement(frames, None, TOO_FEW)
     ratio = task.metric_of(counts.sum(axis=0)) / compared.expected
     verdict = BELOW if is_below else UNSURE if ratio < target else KEPT
-    if verdict == KEPT and task.name == "classification" and np.count_nonzero(counts[:, 1].any(axis=0)) < 2:
+    if (
+        verdict == KEPT
+        and task.name == "classification"
+        and np.count_nonzero(counts[:, 1].any(axis=0)) < 2
+    ):
         verdict = ONE_ANSWER
     return Agreement(frames, ratio, verdict)
 
@@ -63,6 +70,7 @@ def is_surely_below(compared: ComparedFrames, task: Task, target: float, error: 
     It bets on blocks of frames, about the cube root of their number long, since neighbours in time are alike (Hall,
     Horowitz and Jing 1995).
     """
-    values, test = values_of(compared, task), start_test(target * compared.expected, error)
+    values = values_of(compared, task)
+    test = start_test(target * compared.expected, error)
     blocks = group_values(values, max(1, round(len(values) ** (1 / 3))))
     return any(test.add(value, frames=0) for value in blocks)

@@ -28,7 +28,9 @@ BOUNDS = BoundsConfig()
 _tail_of_normal = np.vectorize(lambda value: 0.5 * math.erfc(value / math.sqrt(2)), otypes=[float])
 
 
-def tail_of_mean(values: np.ndarray, heaviest: np.ndarray | float, counts: np.ndarray | float = 1.0) -> np.ndarray:
+def tail_of_mean(
+    values: np.ndarray, heaviest: np.ndarray | float, counts: np.ndarray | float = 1.0
+) -> np.ndarray:
     """The p-value of a true mean of 0 or more, from `values` (..., N) of which none can be above `heaviest` (...).
 
     Each value was seen `counts` (..., N) times.
@@ -42,18 +44,23 @@ def tail_of_mean(values: np.ndarray, heaviest: np.ndarray | float, counts: np.nd
     values = np.asarray(values, float)
     heaviest = np.broadcast_to(np.asarray(heaviest, float), values.shape[:-1])[..., None]
     weights = np.broadcast_to(np.asarray(counts, float), values.shape)
-    return tail_of_sum(np.concatenate([values, heaviest], -1), np.concatenate([weights, np.ones_like(heaviest)], -1))
+    return tail_of_sum(
+        np.concatenate([values, heaviest], -1),
+        np.concatenate([weights, np.ones_like(heaviest)], -1),
+    )
 
 
 def tail_of_sum(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The likelihood that a sum of `values` (..., K) times gamma draws of these shapes (..., K) is positive."""
     top = np.where(weights > 0, values, -np.inf).max(-1)
     scaled = np.where(weights > 0, values, 0.0) / np.where(top > 0, top, 1.0)[..., None]
-    low, high = np.zeros(top.shape), np.ones(top.shape)
+    low = np.zeros(top.shape)
+    high = np.ones(top.shape)
     for _ in range(BOUNDS.halvings):  # the saddle point: where the derivative of the cumulants is 0
         middle = (low + high) / 2
         slope = (weights * scaled / (1 - middle[..., None] * scaled)).sum(-1)
-        low, high = np.where(slope < 0, middle, low), np.where(slope < 0, high, middle)
+        low = np.where(slope < 0, middle, low)
+        high = np.where(slope < 0, high, middle)
     ratio = scaled / (1 - low[..., None] * scaled)
     cumulant = -(weights * np.log1p(-low[..., None] * scaled)).sum(-1)
     signed = np.sqrt(np.maximum(-2 * cumulant, 1e-12))
@@ -73,13 +80,16 @@ def design_effect(values: np.ndarray) -> np.ndarray:
     """
     count = values.shape[-1]
     single = values.var(-1) / max(1, count - 1)
-    effect, length = np.ones(values.shape[:-1]), 2
+    effect = np.ones(values.shape[:-1])
+    length = 2
     while count // length >= BOUNDS.min_joined:
         joined = count // length
         means = values[..., : joined * length].reshape(*values.shape[:-1], joined, length).mean(-1)
         variance = means.var(-1) / (joined - 1) * (joined * length / count)
         chance = BOUNDS.chance * math.sqrt(2 * (length - 1) / length / (joined - 1))
-        effect = np.maximum(effect, np.where(single > 0, variance / np.maximum(single, 1e-30) - chance, 1.0))
+        effect = np.maximum(
+            effect, np.where(single > 0, variance / np.maximum(single, 1e-30) - chance, 1.0)
+        )
         length *= 2
     return effect
 
@@ -94,14 +104,18 @@ def bisect_largest(holds: Callable[[float], bool], low: float, high: float) -> f
     return low
 
 
-def upper_ends(parts: np.ndarray, sizes: np.ndarray, heaviest: np.ndarray, error: float) -> np.ndarray:
+def upper_ends(
+    parts: np.ndarray, sizes: np.ndarray, heaviest: np.ndarray, error: float
+) -> np.ndarray:
     """The upper end (...) at this error of a share, the sum of `parts` (..., N) over that of `sizes`, from 0 to 1.
 
     `heaviest` (...) is the largest part that one of them may have, where the mean size is 1.
     """
-    low, high = np.zeros(parts.shape[:-1]), np.ones(parts.shape[:-1])
+    low = np.zeros(parts.shape[:-1])
+    high = np.ones(parts.shape[:-1])
     for _ in range(BOUNDS.halvings):
         middle = (low + high) / 2
         above = tail_of_mean(parts - middle[..., None] * sizes, heaviest - middle) > error
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
+        low = np.where(above, middle, low)
+        high = np.where(above, high, middle)
     return high

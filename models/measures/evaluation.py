@@ -95,7 +95,9 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `source` is called `from`."""
-        plain = {name: value for name, value in asdict(self).items() if name not in ("source", "state")}
+        plain = {
+            name: value for name, value in asdict(self).items() if name not in ("source", "state")
+        }
         return {**plain, "proven": self.proven, "state": self.state.value, "from": self.source}
 
 
@@ -115,7 +117,8 @@ def predict(
     """
     keep_freed_memory()
     prepared = split if isinstance(split, PreparedFrames) else PreparedFrames(query, split)
-    task, preprocess = task_of(query), preprocess_of(query)
+    task = task_of(query)
+    preprocess = preprocess_of(query)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -125,10 +128,14 @@ def predict(
     def predict_batch(count: int) -> list[Prediction]:
         indices = chosen[len(predictions) : len(predictions) + count]
         outputs = model(normalise_frames(preprocess, prepared.batch(indices).to(device)))
-        return read_outputs(task, model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess)
+        return read_outputs(
+            task, model, outputs, prepared.sizes(indices), query.classes, preprocess=preprocess
+        )
 
     while len(predictions) < len(chosen):
-        batch, answers = retry_with_smaller_batch(min(batch, len(chosen) - len(predictions)), predict_batch)
+        batch, answers = retry_with_smaller_batch(
+            min(batch, len(chosen) - len(predictions)), predict_batch
+        )
         predictions += answers
         progress(len(answers))
     model.train(was_training)
@@ -151,11 +158,15 @@ def threshold_without_labels(query: Query) -> float:
     return query.min_score or task_of(query).unlabelled_threshold
 
 
-def load_labels(query: Query, split: Split, original: Sequence[Prediction], threshold: float) -> Sequence[GroundTruth]:
+def load_labels(
+    query: Query, split: Split, original: Sequence[Prediction], threshold: float
+) -> Sequence[GroundTruth]:
     """The split's labels, or without them the original's own predictions."""
     task = task_of(query)
     return (
-        split.labels if split.labels is not None else [task.labels_of(prediction, threshold) for prediction in original]
+        split.labels
+        if split.labels is not None
+        else [task.labels_of(prediction, threshold) for prediction in original]
     )
 
 
@@ -179,7 +190,8 @@ def compare(
         for prediction, label in zip(original, split.labels or [None] * len(original), strict=True)
     ]
     before, after = (
-        task.metric_of(task.tallies(side, labels, query.classes, threshold).sum(axis=0)) for side in (original, merged)
+        task.metric_of(task.tallies(side, labels, query.classes, threshold).sum(axis=0))
+        for side in (original, merged)
     )
     chance = task.chance(query.classes)
     ratio = as_ratio(after, before)
@@ -187,15 +199,22 @@ def compare(
     gap = gap or find_weakness(query, split.name, before, config)
     is_same = original is merged
     return Evidence(
-        metric=task.metric_name(split.labels is not None), split=split.name, samples=len(split),
-        units=len(set(split.units)), original=before, merged=after,
-        ratio=ratio, chance_corrected=as_ratio(after - chance, before - chance),
+        metric=task.metric_name(split.labels is not None),
+        split=split.name,
+        samples=len(split),
+        units=len(set(split.units)),
+        original=before,
+        merged=after,
+        ratio=ratio,
+        chance_corrected=as_ratio(after - chance, before - chance),
         met=is_same or (not gap and ratio >= query.accuracy_target),
-        worth=is_competent(query, before), agreement=score(task, merged, own_labels, query.classes, threshold),
-        evidence=NO_EVIDENCE if gap else ORIGINAL if split.labels is None else LABELS, reason=gap,
+        worth=is_competent(query, before),
+        agreement=score(task, merged, own_labels, query.classes, threshold),
+        evidence=NO_EVIDENCE if gap else ORIGINAL if split.labels is None else LABELS,
+        reason=gap,
         state=EvidenceState.UNCHANGED if is_same else EvidenceState.NOT_PROVEN,
         flips=count_flips(query, split, original, merged, threshold),
-    )  # fmt: skip
+    )
 
 
 def count_flips(
@@ -209,21 +228,34 @@ def count_flips(
     rows = list(enumerate(zip(original, merged, split.labels, strict=True)))
     right = [place for place, (before, _, label) in rows if before.label == label]
     wrong = [place for place in right if merged[place].label != split.labels[place]]
-    end = float(betaincinv(len(wrong) + 1, max(1, len(right) - len(wrong)), 1 - FLIP_ERROR)) if right else 1.0
-    return Flips(len(right), len(wrong), end, tuple(split.name_of(place) for place in wrong[:MAX_FLIPPED]))
+    end = (
+        float(betaincinv(len(wrong) + 1, max(1, len(right) - len(wrong)), 1 - FLIP_ERROR))
+        if right
+        else 1.0
+    )
+    return Flips(
+        len(right), len(wrong), end, tuple(split.name_of(place) for place in wrong[:MAX_FLIPPED])
+    )
 
 
-def find_gap(query: Query, split: Split, labels: Sequence[GroundTruth], config: EvidenceConfig = EVIDENCE) -> str:
+def find_gap(
+    query: Query, split: Split, labels: Sequence[GroundTruth], config: EvidenceConfig = EVIDENCE
+) -> str:
     """Why these labels (or the original's answers) on a split are no evidence; empty where they are."""
     if split.overlap and config.apart:
         return split.overlap
-    task, clips = task_of(query), split.units if split.has_clips and labels else None
-    shown = ShownAnswers(split.name, [task.answers(label, query.classes) for label in labels], clips, config)
+    task = task_of(query)
+    clips = split.units if split.has_clips and labels else None
+    shown = ShownAnswers(
+        split.name, [task.answers(label, query.classes) for label in labels], clips, config
+    )
     gap = task.find_gap(labels, query.classes, shown, query.accuracy_target)
     return gap or find_few_frames(split.name, split.frames, config)
 
 
-def find_weakness(query: Query, split: str, reached: float, config: EvidenceConfig = EVIDENCE) -> str:
+def find_weakness(
+    query: Query, split: str, reached: float, config: EvidenceConfig = EVIDENCE
+) -> str:
     """Why an original of this quality on a split is no evidence for anything; empty where it is."""
     if not config.competent or is_competent(query, reached):
         return ""
@@ -240,7 +272,9 @@ def evidence_hint(query: Query, config: EvidenceConfig = EVIDENCE) -> str:
 
 def count_samples(query: Query, labels: Sequence[GroundTruth]) -> Counter[str]:
     """Class -> frames, or objects."""
-    return Counter(name for label in labels for name in task_of(query).answers(label, query.classes))
+    return Counter(
+        name for label in labels for name in task_of(query).answers(label, query.classes)
+    )
 
 
 def is_competent(query: Query, reached: float) -> bool:

@@ -58,9 +58,13 @@ class ShownAnswers:
         return clips_by_answer
 
 
-def find_few_frames(name: str, frames: Iterable[np.ndarray], config: EvidenceConfig = EVIDENCE) -> str:
+def find_few_frames(
+    name: str, frames: Iterable[np.ndarray], config: EvidenceConfig = EVIDENCE
+) -> str:
     """Why the frames of a split are no evidence whatever their labels say; empty once enough of them differ."""
-    seen, total, black = set[bytes](), 0, 0
+    seen = set[bytes]()
+    total = 0
+    black = 0
     for frame in frames:
         total += 1
         if frame.max(initial=0) <= BLACK:
@@ -76,15 +80,20 @@ def find_few_frames(name: str, frames: Iterable[np.ndarray], config: EvidenceCon
 
 def find_too_few_objects(shown: ShownAnswers, classes: Sequence[str], noun: str = "object") -> str:
     """Why so many objects are no evidence; empty where those of one class are."""
-    where, min_samples, samples, clips = shown.name, shown.config.min_samples, shown.samples(), shown.shown_in()
-    class_list, total = join_names(classes, MAX_NAMES), samples.total()
+    where = shown.name
+    min_samples = shown.config.min_samples
+    samples = shown.samples()
+    clips = shown.shown_in()
+    class_list = join_names(classes, MAX_NAMES)
+    total = samples.total()
     enough = [name for name, count in samples.items() if count >= min_samples]
     if total < min_samples:
-        return (
-            f"{where} holds {total or 'no'} {noun}{'' if total == 1 else 's'} ({class_list}); {min_samples} are needed"
-        )
+        nouns = noun if total == 1 else f"{noun}s"
+        return f"{where} holds {total or 'no'} {nouns} ({class_list}); {min_samples} are needed"
     if not enough:
-        counts = join_names([f"{count} of '{name}'" for name, count in samples.most_common()], MAX_NAMES)
+        counts = join_names(
+            [f"{count} of '{name}'" for name, count in samples.most_common()], MAX_NAMES
+        )
         return f"{where} holds {counts}; {min_samples} {noun}s of one class are needed"
     if shown.clips and all(len(clips[name]) < shown.config.min_clips for name in enough):
         counted = f"all {samples[enough[0]]} {noun}s of {where} ({enough[0]})"
@@ -94,15 +103,20 @@ def find_too_few_objects(shown: ShownAnswers, classes: Sequence[str], noun: str 
 
 def find_one_answer(shown: ShownAnswers) -> str:
     """Why frames are no evidence, of which at least two answers are to be shown; empty where they are."""
-    where, min_samples, least_clips = shown.name, shown.config.min_samples, shown.config.min_clips
-    samples, clips = shown.samples(), shown.shown_in()
+    where = shown.name
+    min_samples = shown.config.min_samples
+    least_clips = shown.config.min_clips
+    samples = shown.samples()
+    clips = shown.shown_in()
     enough = [name for name, count in samples.items() if count >= min_samples]
     spread = [name for name in enough if not shown.clips or len(clips[name]) >= least_clips]
     if len(spread) > 1:
         return ""
     if len(samples) == 1:
         count = len(shown.frames)
-        frames = f"all {count} frames of {where} have" if count > 1 else f"the only frame of {where} has"
+        frames = (
+            f"all {count} frames of {where} have" if count > 1 else f"the only frame of {where} has"
+        )
         return f"{frames} one answer ({next(iter(samples))})"
     if len(enough) > 1:
         name = next(name for name in enough if name not in spread)
@@ -113,7 +127,8 @@ def find_one_answer(shown: ShownAnswers) -> str:
 
 def find_constant_answer(shown: ShownAnswers, agreement: float, target: float) -> str:
     """Why frames are no evidence, with all of whose answers a constant one agrees so well; empty where they are."""
-    frames, min_samples = len(shown.frames), shown.config.min_samples
+    frames = len(shown.frames)
+    min_samples = shown.config.min_samples
     if frames < min_samples:
         return f"{shown.name} holds {frames} frame{'' if frames == 1 else 's'}; {min_samples} are needed"
     if agreement < target:

@@ -10,7 +10,14 @@ import numpy as np
 
 from gemel.models.errors import InputError
 from gemel.models.objects.outlines import outline_area, outline_box, outline_iou
-from gemel.models.predictions import BOX_SHARE, BoxLabels, DetectionPrediction, Outline, PoseLabels, PosePrediction
+from gemel.models.predictions import (
+    BOX_SHARE,
+    BoxLabels,
+    DetectionPrediction,
+    Outline,
+    PoseLabels,
+    PosePrediction,
+)
 
 MIN_IOU = 0.1
 """A detection that overlaps no object by more is on the background (TIDE)."""
@@ -66,20 +73,26 @@ class Overlaps:
         """
         limits = np.minimum(np.asarray(thresholds, float), EXACT)
         eligible = self.same() & (self.iou >= limits.min(initial=EXACT))
-        detection, seen, iou = self.detection[eligible], self.object[eligible], self.iou[eligible]
+        detection = self.detection[eligible]
+        seen = self.object[eligible]
+        iou = self.iou[eligible]
         matched = np.full((len(limits), len(self.scores)), UNMATCHED, np.int64)
         alone = (np.bincount(detection, minlength=len(self.scores))[detection] == 1) & (
             np.bincount(seen, minlength=len(self.object_frames))[seen] == 1
         )
-        matched[:, detection[alone]] = np.where(iou[alone] >= limits[:, None], seen[alone], UNMATCHED)
+        matched[:, detection[alone]] = np.where(
+            iou[alone] >= limits[:, None], seen[alone], UNMATCHED
+        )
         rivals = _rivals(detection[~alone], seen[~alone], iou[~alone])
         for row, limit in zip(matched, limits.tolist(), strict=True):
             taken: set[int] = set()
             for detection_index, pairs in rivals:
-                best, chosen = limit, UNMATCHED
+                best = limit
+                chosen = UNMATCHED
                 for which, overlap in pairs:
                     if overlap >= best and which not in taken:
-                        best, chosen = overlap, which
+                        best = overlap
+                        chosen = which
                 if chosen != UNMATCHED:
                     taken.add(chosen)
                     row[detection_index] = chosen
@@ -87,55 +100,83 @@ class Overlaps:
         return matched
 
 
-def overlaps_of(predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]) -> Overlaps:
+def overlaps_of(
+    predictions: Sequence[DetectionPrediction | None], labels: Sequence[BoxLabels]
+) -> Overlaps:
     """The overlaps of these frames; None is a frame without a prediction.
 
     They are those of outlines where the labels and a prediction have them; an upright box of another is its corners.
     Else they are those of boxes.
     """
-    answered = [DetectionPrediction() if prediction is None else prediction for prediction in predictions]
+    answered = [
+        DetectionPrediction() if prediction is None else prediction for prediction in predictions
+    ]
     is_outlined = all(len(label.outlines) == len(label.boxes) for label in labels) and any(
         prediction.outlines for prediction in answered
     )
     if not is_outlined:
         return _find_overlaps(answered, labels, _boxes(answered), _boxes(labels), _iou)
-    outlines, object_outlines = _outlines(answered), [outline for label in labels for outline in label.outlines]
-    areas = [np.array([outline_area(outline) for outline in side]) for side in (outlines, object_outlines)]
+    outlines = _outlines(answered)
+    object_outlines = [outline for label in labels for outline in label.outlines]
+    areas = [
+        np.array([outline_area(outline) for outline in side])
+        for side in (outlines, object_outlines)
+    ]
 
     def measure(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         shared = _intersection(first[:, :4], second[:, :4])
         rows = np.column_stack([first[:, 4], second[:, 4]]).astype(int)
         larger_areas = np.maximum(areas[0][rows[:, 0]], areas[1][rows[:, 1]])
-        overlap, near = np.zeros(len(first)), np.flatnonzero((shared > 0) & (shared >= MIN_IOU * larger_areas))
+        overlap = np.zeros(len(first))
+        near = np.flatnonzero((shared > 0) & (shared >= MIN_IOU * larger_areas))
         overlap[near] = [
-            outline_iou(outlines[detection], object_outlines[seen]) for detection, seen in rows[near].tolist()
+            outline_iou(outlines[detection], object_outlines[seen])
+            for detection, seen in rows[near].tolist()
         ]
         return overlap
 
     detection_rows, theirs = (
-        np.column_stack([boxes, np.arange(len(boxes))]) for boxes in (_boxes(answered), _boxes(labels))
+        np.column_stack([boxes, np.arange(len(boxes))])
+        for boxes in (_boxes(answered), _boxes(labels))
     )
     return _find_overlaps(answered, labels, detection_rows, theirs, measure)
 
 
 def _outlines(listed: Sequence[DetectionPrediction]) -> list[Outline]:
     """The outlines of all frames; an object without one has its box."""
-    return [outline for frame in listed for outline in frame.outlines or [outline_box(box) for box in frame.boxes]]
+    return [
+        outline
+        for frame in listed
+        for outline in frame.outlines or [outline_box(box) for box in frame.boxes]
+    ]
 
 
-def pose_overlaps_of(predictions: Sequence[PosePrediction | None], labels: Sequence[PoseLabels]) -> Overlaps:
+def pose_overlaps_of(
+    predictions: Sequence[PosePrediction | None], labels: Sequence[PoseLabels]
+) -> Overlaps:
     """As `overlaps_of`, with the object keypoint similarity instead of the IoU (cocodataset.org/#keypoints-eval).
 
     Deviations are COCO's for its 17 points, their mean for others. Raises InputError for another number of points.
     """
-    answered = [PosePrediction() if prediction is None else prediction for prediction in predictions]
+    answered = [
+        PosePrediction() if prediction is None else prediction for prediction in predictions
+    ]
     counts = {len(points) for frame in (*answered, *labels) for points in frame.points}
     if len(counts) > 1:
         problem = f"objects have {' and '.join(map(str, sorted(counts)))} points"
-        raise InputError("keypoints", problem, "give `model_args: {num_keypoints: N}`, or other labels", "model_args")
+        raise InputError(
+            "keypoints",
+            problem,
+            "give `model_args: {num_keypoints: N}`, or other labels",
+            "model_args",
+        )
     width = max(counts, default=0)
-    detections = np.array([points for frame in answered for points in frame.points], float).reshape(-1, 3 * width)
-    objects = np.array([points for frame in labels for points in frame.points], float).reshape(-1, 3 * width)
+    detections = np.array([points for frame in answered for points in frame.points], float).reshape(
+        -1, 3 * width
+    )
+    objects = np.array([points for frame in labels for points in frame.points], float).reshape(
+        -1, 3 * width
+    )
     areas = [area for frame in labels for area in frame.areas or _areas_by_box(frame)]
     return _find_overlaps(answered, labels, detections, np.column_stack([objects, areas]), _oks)
 
@@ -147,7 +188,8 @@ def _areas_by_box(label: BoxLabels) -> list[float]:
 def _oks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """OKS of points (N, 3 K) with those of as many objects and their areas (N, 3 K + 1), one by one."""
     detected, theirs = (
-        rows[:, : first.shape[1]].reshape(len(rows), first.shape[1] // 3, 3) for rows in (first, second)
+        rows[:, : first.shape[1]].reshape(len(rows), first.shape[1] // 3, 3)
+        for rows in (first, second)
     )
     count = detected.shape[1]
     deviation = 2 * (np.array(SIGMAS) if count == len(SIGMAS) else np.full(count, np.mean(SIGMAS)))
@@ -155,7 +197,9 @@ def _oks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     spread = 2 * deviation**2 * (second[:, -1:] + np.spacing(1))
     labelled = theirs[..., 2] > 0
     similarity = (np.exp(-squared_distances / spread) * labelled).sum(axis=1)
-    return np.divide(similarity, labelled.sum(axis=1), out=np.zeros(len(similarity)), where=labelled.any(axis=1))
+    return np.divide(
+        similarity, labelled.sum(axis=1), out=np.zeros(len(similarity)), where=labelled.any(axis=1)
+    )
 
 
 def _find_overlaps(
@@ -171,9 +215,14 @@ def _find_overlaps(
     classes, frames = _flat(predictions, numbers)
     scores = np.array([score for frame in predictions for score in frame.scores], float)
     order = np.lexsort((-scores, frames))
-    boxes, classes, frames, scores = _boxes(predictions)[order], classes[order], frames[order], scores[order]
+    boxes = _boxes(predictions)[order]
+    classes = classes[order]
+    frames = frames[order]
+    scores = scores[order]
     counts = np.bincount(frames, minlength=len(predictions))
-    detection, seen, iou = _pairs(detection_rows[order], counts, object_rows, object_frames, measure)
+    detection, seen, iou = _pairs(
+        detection_rows[order], counts, object_rows, object_frames, measure
+    )
     crowds = [frame.crowds or BoxLabels() for frame in labels]
     region_classes, region_frames = _flat(crowds, numbers)
     inside, region, share = _pairs(boxes, counts, _boxes(crowds), region_frames, _share)
@@ -204,7 +253,10 @@ def _flat(
     listed: Sequence[BoxLabels] | Sequence[DetectionPrediction], numbers: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Class numbers (N,) and frames (N,) of all frames; new classes get the next number."""
-    classes = np.array([numbers.setdefault(name, len(numbers)) for frame in listed for name in frame.classes], np.int64)
+    classes = np.array(
+        [numbers.setdefault(name, len(numbers)) for frame in listed for name in frame.classes],
+        np.int64,
+    )
     frames = np.repeat(np.arange(len(listed)), [len(frame.boxes) for frame in listed])
     return classes, frames
 
@@ -222,7 +274,8 @@ def _pairs(
     """
     pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     object_counts = np.bincount(object_frames, minlength=len(counts))
-    first, first_object = np.cumsum(counts) - counts, np.cumsum(object_counts) - object_counts
+    first = np.cumsum(counts) - counts
+    first_object = np.cumsum(object_counts) - object_counts
     many = counts * object_counts
     parts = np.flatnonzero(np.diff(np.cumsum(many) // PAIRS_AT_ONCE)) + 1
     for part in np.split(np.arange(len(counts)), parts):
@@ -233,7 +286,9 @@ def _pairs(
         overlap = measure(boxes[detection], objects[seen])
         near = overlap >= MIN_IOU
         pairs.append((detection[near], seen[near], overlap[near]))
-    detections, objects_seen, overlaps = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    detections, objects_seen, overlaps = (
+        np.concatenate(column) for column in zip(*pairs, strict=True)
+    )
     return detections, objects_seen, overlaps
 
 
@@ -246,7 +301,8 @@ def _iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def _share(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Intersection over the area of the first; 0 where it has none."""
-    shared, area = _intersection(first, second), (first[:, 2:] - first[:, :2]).prod(axis=1)
+    shared = _intersection(first, second)
+    area = (first[:, 2:] - first[:, :2]).prod(axis=1)
     return np.divide(shared, area, out=np.zeros_like(shared), where=area > 0)
 
 
@@ -255,10 +311,14 @@ def _intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.clip(sides, 0, None).prod(axis=1)
 
 
-def _rivals(detection: np.ndarray, seen: np.ndarray, iou: np.ndarray) -> list[tuple[int, list[tuple[int, float]]]]:
+def _rivals(
+    detection: np.ndarray, seen: np.ndarray, iou: np.ndarray
+) -> list[tuple[int, list[tuple[int, float]]]]:
     """The objects of each detection that has several, or rivals for one, in order."""
     objects_of: dict[int, list[tuple[int, float]]] = {}
-    for detection_index, which, overlap in zip(detection.tolist(), seen.tolist(), iou.tolist(), strict=True):
+    for detection_index, which, overlap in zip(
+        detection.tolist(), seen.tolist(), iou.tolist(), strict=True
+    ):
         objects_of.setdefault(detection_index, []).append((which, overlap))
     return list(objects_of.items())
 
@@ -300,7 +360,9 @@ def match_frames(
     matched = overlaps.match([iou])[0]
     counted = matched != IN_CROWD
     hits = matched[counted] != UNMATCHED
-    return Matches(overlaps.scores[counted], hits, overlaps.frames[counted], overlaps.objects_per_frame())
+    return Matches(
+        overlaps.scores[counted], hits, overlaps.frames[counted], overlaps.objects_per_frame()
+    )
 
 
 def find_in_crowds(prediction: DetectionPrediction, label: BoxLabels) -> set[int]:
@@ -410,13 +472,18 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
     lacking = np.ones(len(overlaps.object_frames), bool)
     lacking[matched[counted & (matched != UNMATCHED)]] = False
     kinds, target = _kinds(overlaps, lacking)
-    counts = {kind: int(np.count_nonzero(alarms & (kinds == index))) for index, kind in enumerate(KINDS[:-1])}
+    counts = {
+        kind: int(np.count_nonzero(alarms & (kinds == index)))
+        for index, kind in enumerate(KINDS[:-1])
+    }
     corrected = {
         kind: np.intersect1d(target[alarms & (kinds == KINDS.index(kind))], np.flatnonzero(lacking))
         for kind in (CLASS, LOCATION)
     }
     missed = int(np.count_nonzero(lacking)) - len(np.union1d(corrected[CLASS], corrected[LOCATION]))
-    hits, detections, objects = int(np.count_nonzero(~lacking)), int(np.count_nonzero(counted)), len(lacking)
+    hits = int(np.count_nonzero(~lacking))
+    detections = int(np.count_nonzero(counted))
+    objects = len(lacking)
     now = f1_of(np.array([hits, detections, objects]))
 
     def cost(kind: str) -> float:
@@ -430,23 +497,31 @@ def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
 
 def _kinds(overlaps: Overlaps, lacking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each detection, were it a false alarm, the position of its kind in KINDS, and the object it was meant for."""
-    size, same = len(overlaps.scores), overlaps.same()
+    size = len(overlaps.scores)
+    same = overlaps.same()
     same_class, own_at = _best(overlaps, same, size)
     other, other_at = _best(overlaps, ~same, size)
     taken, _ = _best(overlaps, same & ~lacking[overlaps.object], size)
     nearly = (same_class > 0) & (same_class < MATCH_IOU)
     choices = {
-        LOCATION: nearly, CLASS: other >= MATCH_IOU, DUPLICATE: taken >= MATCH_IOU,
+        LOCATION: nearly,
+        CLASS: other >= MATCH_IOU,
+        DUPLICATE: taken >= MATCH_IOU,
         BACKGROUND: (same_class == 0) & (other == 0),
-    }  # fmt: skip
-    kinds = np.select(list(choices.values()), [KINDS.index(kind) for kind in choices], KINDS.index(BOTH))
+    }
+    kinds = np.select(
+        list(choices.values()), [KINDS.index(kind) for kind in choices], KINDS.index(BOTH)
+    )
     return kinds, np.where(nearly, own_at, other_at)
 
 
 def _best(overlaps: Overlaps, among: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """The best IoU of each detection among these pairs, 0 where there is none, and the object it is with."""
-    detection, seen, iou = overlaps.detection[among], overlaps.object[among], overlaps.iou[among]
+    detection = overlaps.detection[among]
+    seen = overlaps.object[among]
+    iou = overlaps.iou[among]
     order = np.argsort(iou, kind="stable")
-    best, at = np.zeros(size), np.full(size, UNMATCHED, np.int64)
+    best = np.zeros(size)
+    at = np.full(size, UNMATCHED, np.int64)
     best[detection[order]], at[detection[order]] = iou[order], seen[order]
     return best, at

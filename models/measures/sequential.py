@@ -101,4 +101,7 @@ def choose_block(values: Sequence[float]) -> int:
 
 def group_values(values: Sequence[float], block: int) -> list[float]:
     """Means of blocks of values in a row; the rest waits for more."""
-    return [math.fsum(values[start : start + block]) / block for start in range(0, len(values) - block + 1, block)]
+    return [
+        math.fsum(values[start : start + block]) / block
+        for start in range(0, len(values) - block + 1, block)
+    ]

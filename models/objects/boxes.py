@@ -137,7 +137,12 @@ def collect_labels(
             row.reason = LeftOut.DUPLICATE if key in seen else None
             seen.add(key)
     if rows and all(row.reason for row in rows):
-        raise InputError(path, f"none of its annotations is a box: {_count_reasons(rows)}", source.hint, source.key)
+        raise InputError(
+            path,
+            f"none of its annotations is a box: {_count_reasons(rows)}",
+            source.hint,
+            source.key,
+        )
     named_rows = [row for row in rows if row.name in sources or not row.name]
     valid = [row for row in named_rows if row.reason is None]
     objects = [row for row in valid if not row.is_crowd]
@@ -147,26 +152,41 @@ def collect_labels(
         add_note(path, text, "give each its polygon, as its model finds masks or rotated boxes")
     for row in objects if with_outlines and not bare else ():
         across, down = row.picture.scale
-        row.picture.outlines.append(tuple(tuple((x * across, y * down) for x, y in part) for part in row.outline))
+        row.picture.outlines.append(
+            tuple(tuple((x * across, y * down) for x, y in part) for part in row.outline)
+        )
     for row in valid:
-        (row.picture.crowds if row.is_crowd else row.picture.objects).append((sources[row.name], row.box))
+        (row.picture.crowds if row.is_crowd else row.picture.objects).append(
+            (sources[row.name], row.box)
+        )
         if row.pose is not None and not row.is_crowd:
             assert row.picture.poses is not None
             row.picture.poses.append(row.pose)
     if valid and all(row.is_crowd for row in valid):
         problem = f"all {len(valid)} annotations of query {query} are crowd regions, so there is no object to find"
-        raise InputError(path, problem, "set iscrowd and ignore to 0 where it is one object", source.key)
+        raise InputError(
+            path, problem, "set iscrowd and ignore to 0 where it is one object", source.key
+        )
     if len(valid) < len(named_rows):
         text = f"annotations are left out of training and scoring (query {query}): {_count_reasons(named_rows)}"
         add_note(path, text, "correct them, or take them out")
     if clipped := sum(row.is_clipped for row in valid):
         text = f"{clipped} boxes end outside their picture and are clipped to it (query {query})"
-        add_note(path, text, f"it should hold {source.form.value} in {source.unit} of the upright picture")
+        add_note(
+            path,
+            text,
+            f"it should hold {source.form.value} in {source.unit} of the upright picture",
+        )
     if crowds := sum(row.is_crowd for row in valid):
         text = f"{crowds} regions (iscrowd, ignore or difficult) are no objects to train on or to find (query {query})"
-        add_note(path, f"{text}; detections in them are not counted", "set the key to 0 if they are single objects")
+        add_note(
+            path,
+            f"{text}; detections in them are not counted",
+            "set the key to 0 if they are single objects",
+        )
     labelled = (
-        LabelledPicture(picture.path, _add_poses(picture, _labels_of(picture)), picture.size) for picture in pictures
+        LabelledPicture(picture.path, _add_poses(picture, _labels_of(picture)), picture.size)
+        for picture in pictures
     )
     return sorted(labelled, key=lambda picture: natural_key(picture.path))
 
@@ -175,8 +195,14 @@ def note_turned(path: Path, pictures: Sequence[BoxedPicture]) -> None:
     """Note the pictures that an EXIF tag turns: boxes are taken as drawn on what it shows."""
     turned = [picture.path.name for picture in pictures if picture.size.orientation > 1]
     if turned:
-        text = f"{len(turned)} pictures are turned or mirrored by an EXIF tag: {join_names(turned, 3)}"
-        add_note(path, f"{text}; boxes are taken as drawn on the turned picture", "else save the pictures without tag")
+        text = (
+            f"{len(turned)} pictures are turned or mirrored by an EXIF tag: {join_names(turned, 3)}"
+        )
+        add_note(
+            path,
+            f"{text}; boxes are taken as drawn on the turned picture",
+            "else save the pictures without tag",
+        )
 
 
 def _labels_of(picture: BoxedPicture) -> BoxLabels:
@@ -193,7 +219,9 @@ def _add_poses(picture: BoxedPicture, labels: BoxLabels) -> BoxLabels:
     if picture.poses is None:
         return labels
     across, down = picture.scale
-    points = tuple(tuple((x * across, y * down, seen) for x, y, seen in pose.points) for pose in picture.poses)
+    points = tuple(
+        tuple((x * across, y * down, seen) for x, y, seen in pose.points) for pose in picture.poses
+    )
     areas = [
         across * down * pose.area if pose.area else BOX_SHARE * (x1 - x0) * (y1 - y0)
         for pose, (x0, y0, x1, y1) in zip(picture.poses, labels.boxes, strict=True)
@@ -204,7 +232,9 @@ def _add_poses(picture: BoxedPicture, labels: BoxLabels) -> BoxLabels:
 def _count_reasons(rows: Sequence[BoxRow]) -> str:
     counts = Counter(row.reason for row in rows if row.reason)
     first = {row.reason: row.where for row in reversed(rows)}
-    return ", ".join(f"{count} {reason.value} (first {first[reason]})" for reason, count in counts.items())
+    return ", ".join(
+        f"{count} {reason.value} (first {first[reason]})" for reason, count in counts.items()
+    )
 
 
 def _corners(boxes: np.ndarray, form: BoxForm) -> tuple[np.ndarray, np.ndarray]:
@@ -226,24 +256,43 @@ def _clip_boxes(source: BoxSource, rows: Sequence[BoxRow]) -> None:
     sizes = np.array([row.picture.size[:2] for row in rows], float).reshape(-1, 2)
     with np.errstate(all="ignore"):  # NaN and infinities are no boxes
         starts, ends = _corners(stated * scales, source.form)
-        low, high = np.clip(starts, 0, sizes), np.clip(ends, 0, sizes)
-        real = np.all(np.isfinite(stated), axis=1) & np.all(ends - starts >= RULES.min_side_px, axis=1)
-        fraction = np.all((stated >= 0) & (stated <= 1) & (stated[:, 2:].min(axis=1, keepdims=True) > 0), axis=1)
-        fraction &= np.all((sizes > RULES.min_picture_px) & (scales[:, :2] <= RULES.min_picture_px), axis=1)
+        low = np.clip(starts, 0, sizes)
+        high = np.clip(ends, 0, sizes)
+        real = np.all(np.isfinite(stated), axis=1) & np.all(
+            ends - starts >= RULES.min_side_px, axis=1
+        )
+        fraction = np.all(
+            (stated >= 0) & (stated <= 1) & (stated[:, 2:].min(axis=1, keepdims=True) > 0), axis=1
+        )
+        fraction &= np.all(
+            (sizes > RULES.min_picture_px) & (scales[:, :2] <= RULES.min_picture_px), axis=1
+        )
         outside = real & ~fraction & np.any(high - low < RULES.min_side_px, axis=1)
         cut = np.any((low - starts > RULES.rounding_px) | (ends - high > RULES.rounding_px), axis=1)
-        _check_form(source, (stated * scales)[real & ~fraction], sizes[real & ~fraction], cut[real & ~fraction])
-    boxes, fractions, away = (np.count_nonzero(mask) for mask in (real | fraction, fraction, outside))
+        _check_form(
+            source,
+            (stated * scales)[real & ~fraction],
+            sizes[real & ~fraction],
+            cut[real & ~fraction],
+        )
+    boxes, fractions, away = (
+        np.count_nonzero(mask) for mask in (real | fraction, fraction, outside)
+    )
     if 2 * fractions > boxes:
-        problem = f"{fractions} of {boxes} boxes lie within 0..1: these are fractions; COCO wants pixels"
+        problem = (
+            f"{fractions} of {boxes} boxes lie within 0..1: these are fractions; COCO wants pixels"
+        )
         hint = "multiply x and width by the picture's width, y and height by its height"
         raise InputError(source.path, problem, hint, source.key)
     if 2 * away > boxes:
         hint = "they are of pictures of another size: give its width and height, or correct them"
-        raise InputError(source.path, f"{away} of {boxes} boxes lie outside their picture", hint, source.key)
+        raise InputError(
+            source.path, f"{away} of {boxes} boxes lie outside their picture", hint, source.key
+        )
     corners = np.hstack([low, high]).tolist()
     for place, row in enumerate(rows):
-        row.box, row.is_clipped = tuple(corners[place]), bool(cut[place])
+        row.box = tuple(corners[place])
+        row.is_clipped = bool(cut[place])
         if fraction[place]:
             row.reason = LeftOut.FRACTION
         elif not real[place]:
@@ -252,26 +301,41 @@ def _clip_boxes(source: BoxSource, rows: Sequence[BoxRow]) -> None:
             row.reason = LeftOut.OUTSIDE
 
 
-def _check_form(source: BoxSource, boxes: np.ndarray, sizes: np.ndarray, leaves: np.ndarray) -> None:
+def _check_form(
+    source: BoxSource, boxes: np.ndarray, sizes: np.ndarray, leaves: np.ndarray
+) -> None:
     """Raise InputError for boxes that leave their pictures and fit in another form, and for percents."""
-    leaving, count = np.count_nonzero(leaves), len(boxes)
+    leaving = np.count_nonzero(leaves)
+    count = len(boxes)
     starts, ends = _corners(boxes, source.form)
     for form in BoxForm:
         low, high = _corners(boxes, form)
         edge = RULES.rounding_px
-        fitting = np.count_nonzero(np.all((low >= -edge) & (high > low) & (high <= sizes + edge), axis=1))
-        some = leaving >= max(RULES.min_leaving, RULES.min_leaving_share * count) and fitting == count
+        fitting = np.count_nonzero(
+            np.all((low >= -edge) & (high > low) & (high <= sizes + edge), axis=1)
+        )
+        some = (
+            leaving >= max(RULES.min_leaving, RULES.min_leaving_share * count) and fitting == count
+        )
         many = leaving >= max(RULES.min_leaving, RULES.clear_leaving_share * count)
-        if form is not source.form and (some or (many and fitting >= RULES.clear_fitting_share * count)):
+        if form is not source.form and (
+            some or (many and fitting >= RULES.clear_fitting_share * count)
+        ):
             problem = f"{leaving} of {count} boxes leave their picture as {source.form.value} and fit as {form.value}"
-            raise InputError(source.path, problem, f"write each box as {source.form.value}", source.key)
+            raise InputError(
+                source.path, problem, f"write each box as {source.form.value}", source.key
+            )
     if source.unit != "pixels" or count < RULES.min_leaving or starts.min() < 0 or ends.max() > 100:
         return
     text = f"all {count} boxes lie within 0..100, in pictures of {sizes.min():.0f} pixels and more"
     is_spread = np.all(ends.max(axis=0) - starts.min(axis=0) >= RULES.min_percent_spread)
     is_large = bool(np.all(sizes >= RULES.min_percent_picture_px))
-    if (is_spread and is_large) or leaving >= max(RULES.min_leaving, RULES.clear_leaving_share * count):
+    if (is_spread and is_large) or leaving >= max(
+        RULES.min_leaving, RULES.clear_leaving_share * count
+    ):
         hint = "make them pixels; if they are, crop the pictures to that corner"
-        raise InputError(source.path, f"{text}: these are percents; COCO wants pixels", hint, source.key)
+        raise InputError(
+            source.path, f"{text}: these are percents; COCO wants pixels", hint, source.key
+        )
     if is_large:
         add_note(source.path, text, "if these are percents, make them pixels")

@@ -67,7 +67,8 @@ class DecodedReader(BoxReader):
     def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
         """The best ones."""
         return [
-            choose_best(*frame, min_score=min_score, max_candidates=self.most_candidates) for frame in zip(*outputs)
+            choose_best(*frame, min_score=min_score, max_candidates=self.most_candidates)
+            for frame in zip(*outputs)
         ]
 
 
@@ -83,7 +84,10 @@ class SuppressedReader(BoxReader):
     def candidates(self, outputs: Sequence[np.ndarray], min_score: float) -> list[Candidates]:
         """The rows that hold something."""
         frames = [Candidates(*frame) for frame in zip(*outputs)]
-        return [frame.take(np.flatnonzero((frame.scores >= min_score) & (frame.scores > 0))) for frame in frames]
+        return [
+            frame.take(np.flatnonzero((frame.scores >= min_score) & (frame.scores > 0)))
+            for frame in frames
+        ]
 
 
 def choose_best(
@@ -109,7 +113,9 @@ def choose_best(
         places = places[np.argsort(-flat[places], kind="stable")[:max_candidates]]
     rows, labels = np.divmod(places, scores.shape[1])
     shapes_of_rows = {name: values[rows] for name, values in shapes.items()}
-    best = Candidates(boxes[rows].clip(0, 1), flat[places], labels, None if points is None else points[rows])
+    best = Candidates(
+        boxes[rows].clip(0, 1), flat[places], labels, None if points is None else points[rows]
+    )
     return best._replace(**shapes_of_rows)
 
 
@@ -134,11 +140,15 @@ def suppress(candidates: Candidates, nms_iou: float | None) -> Candidates:
     return ordered.take(chosen)
 
 
-def _rivals(candidates: Candidates, rows: np.ndarray, columns: np.ndarray, nms_iou: float) -> np.ndarray:
+def _rivals(
+    candidates: Candidates, rows: np.ndarray, columns: np.ndarray, nms_iou: float
+) -> np.ndarray:
     """bool (R, O): which of these rows and of the others are of one class and overlap by more than `nms_iou`."""
     same = candidates.labels[rows][:, None] == candidates.labels[columns]
     if candidates.corners is not None:
-        return same & (_overlap_rotated(candidates.corners[rows], candidates.corners[columns]) > nms_iou)
+        return same & (
+            _overlap_rotated(candidates.corners[rows], candidates.corners[columns]) > nms_iou
+        )
     x0, y0, x1, y1 = candidates.boxes[rows].T[:, :, None]
     left, top, right, bottom = candidates.boxes[columns].T
     width = np.minimum(x1, right) - np.maximum(x0, left)

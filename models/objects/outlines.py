@@ -46,27 +46,35 @@ def outline_candidates(
     elif candidates.coefficients is not None and candidates.prototypes is not None:
         masks = zip(candidates.coefficients, candidates.boxes, strict=True)
         traced = [trace_mask(values, candidates.prototypes, box) for values, box in masks]
-        placed = [[place_points(polygon, size, preprocess).clip(0, size) for polygon in parts] for parts in traced]
+        placed = [
+            [place_points(polygon, size, preprocess).clip(0, size) for polygon in parts]
+            for parts in traced
+        ]
     else:
         return ()
     return tuple(tuple(_as_points(polygon) for polygon in parts) for parts in placed)
 
 
-def place_points(points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None) -> np.ndarray:
+def place_points(
+    points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None
+) -> np.ndarray:
     """Points (..., 2) in fractions of the input -> in pixels of a frame (width, height), or beside it."""
     if preprocess is not None:
         points = preprocess.place_in_frame(points.reshape(-1, 2), size).reshape(points.shape)
     return points * np.array(size, np.float32)
 
 
-def trace_mask(coefficients: np.ndarray, prototypes: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
+def trace_mask(
+    coefficients: np.ndarray, prototypes: np.ndarray, box: np.ndarray
+) -> list[np.ndarray]:
     """The polygons (P, 2), in fractions of the input, around what is likelier than not within a box (4,).
 
     Logits are sums of `prototypes` (M, h, w) by `coefficients` (M,). Holes are filled.
     """
     import cv2
 
-    scale, (height, width) = CONFIG.upscale, prototypes.shape[1:]
+    scale = CONFIG.upscale
+    height, width = prototypes.shape[1:]
     sides = np.array([width, height])
     low = (np.floor(box[:2] * sides).astype(int) - 1).clip(0, None)
     high = np.minimum(np.ceil(box[2:] * sides).astype(int) + 1, sides)
@@ -86,15 +94,20 @@ def trace_pixels(mask: np.ndarray) -> list[np.ndarray]:
     """The polygons (P, 2), through the centres of the outermost pixels, of a boolean mask (H, W)."""
     import cv2
 
-    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    polygons = [cv2.approxPolyDP(contour, CONFIG.tolerance, True)[:, 0] + 0.5 for contour in contours]
+    contours, _ = cv2.findContours(
+        mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
+    )
+    polygons = [
+        cv2.approxPolyDP(contour, CONFIG.tolerance, True)[:, 0] + 0.5 for contour in contours
+    ]
     return [polygon for polygon in polygons if len(polygon) >= MIN_POINTS]
 
 
 def rotate_boxes(boxes: Array, angles: Array) -> Array:
     """Corners (..., 4, 2) of boxes (..., 4), centre and sides, turned by angles (...) in radians from x to y."""
     library = library_of(boxes)
-    cosine, sine = library.cos(angles), library.sin(angles)
+    cosine = library.cos(angles)
+    sine = library.sin(angles)
     across = library.stack([cosine, sine], -1) * boxes[..., 2:3] / 2
     down = library.stack([-sine, cosine], -1) * boxes[..., 3:4] / 2
     signs = ((-1, -1), (1, -1), (1, 1), (-1, 1))
@@ -122,10 +135,13 @@ def outline_iou(first: Outline, second: Outline) -> float:
     """The intersection of what two outlines enclose, over the union; 0 where neither has an area."""
     if first == second:
         return float(outline_area(first) > 0)
-    points = np.array([point for outline in (first, second) for polygon in outline for point in polygon], float)
+    points = np.array(
+        [point for outline in (first, second) for polygon in outline for point in polygon], float
+    )
     if not len(points):
         return 0.0
-    low, extent = points.min(axis=0), np.ptp(points, axis=0)
+    low = points.min(axis=0)
+    extent = np.ptp(points, axis=0)
     cell = max(float(extent.max()), np.finfo(np.float32).tiny) / CONFIG.cells
     width, height = (max(1, int(np.ceil(side / cell))) for side in extent)
     masks = [fill_outline(outline, low, cell, (height, width)) for outline in (first, second)]

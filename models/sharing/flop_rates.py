@@ -47,19 +47,30 @@ def flop_rates(bundle: Bundle, fps: Mapping[str, float]) -> FlopRates:
 
     InputError where a model is neither in the zoo nor allowed by the bundle's `factories`.
     """
-    return prefix_rates(bundle.queries, layers_by_record(bundle, bundle.queries), fps, bundle.nbytes)
+    return prefix_rates(
+        bundle.queries, layers_by_record(bundle, bundle.queries), fps, bundle.nbytes
+    )
 
 
 def layers_by_record(bundle: Bundle, queries: Iterable[BundleQuery]) -> dict[str, LayerFlops]:
     """The layers of the networks of a bundle's queries, counted once for each architecture."""
     if not is_installed("torchvision"):
-        return {query.id: count_document(query, bundle.document_of(query.id)).layers for query in queries}
+        return {
+            query.id: count_document(query, bundle.document_of(query.id)).layers
+            for query in queries
+        }
     from gemel.models.export.cost import layer_flops
 
     by_architecture: dict[Hashable, LayerFlops] = {}
 
     def layers_of(query: BundleQuery) -> LayerFlops:
-        key = (query.task, query.network, repr(query.model_args), query.input_size, len(query.classes))
+        key = (
+            query.task,
+            query.network,
+            repr(query.model_args),
+            query.input_size,
+            len(query.classes),
+        )
         if key not in by_architecture:
             by_architecture[key] = layer_flops(bundle.build(query.id, "meta"), query.input_size)
         return by_architecture[key]
@@ -105,7 +116,9 @@ def prefix_rates(
     alone = sum(fps[query.id] * _whole(layers[query.id]) for query in queries)
     by_id = {query.id: query for query in queries}
     passes = ([by_id[query] for query in ids] for ids in joint_queries(queries, nbytes))
-    return FlopRates(alone, alone - sum(saved_operations(members, layers, fps) for members in passes))
+    return FlopRates(
+        alone, alone - sum(saved_operations(members, layers, fps) for members in passes)
+    )
 
 
 def saved_operations(
@@ -121,11 +134,15 @@ def saved_operations(
         views[query.view].append(query)
     for members in views.values():
         for flops, groups in prefix_groups(layers[members[0].id], members):
-            saved += sum(flops * _common_frames([frames[query] for query in group]) for group in groups)
+            saved += sum(
+                flops * _common_frames([frames[query] for query in group]) for group in groups
+            )
     return saved
 
 
-def prefix_groups(layers: LayerFlops, queries: Collection[BundleQuery]) -> Iterator[tuple[int, list[list[str]]]]:
+def prefix_groups(
+    layers: LayerFlops, queries: Collection[BundleQuery]
+) -> Iterator[tuple[int, list[list[str]]]]:
     """For each layer in order its operations, and the ids of queries that have had equal tensors up to its end.
 
     It ends where no two queries are left together.
@@ -134,8 +151,13 @@ def prefix_groups(layers: LayerFlops, queries: Collection[BundleQuery]) -> Itera
     paths = dict.fromkeys(path for path, _ in layers)
     for key in next(iter(queries)).tensors:
         owner = key.rpartition(".")[0]
-        if owner not in paths:  # a module of modules with a tensor of its own, which its first one may need
-            owner = next((path for path in paths if f"{path}.".startswith(f"{owner}." if owner else "")), owner)
+        if (
+            owner not in paths
+        ):  # a module of modules with a tensor of its own, which its first one may need
+            owner = next(
+                (path for path in paths if f"{path}.".startswith(f"{owner}." if owner else "")),
+                owner,
+            )
         if not key.endswith("num_batches_tracked"):
             keys[owner].append(key)
     groups = [list(queries)]
@@ -148,7 +170,7 @@ def prefix_groups(layers: LayerFlops, queries: Collection[BundleQuery]) -> Itera
 
 def whole_prefix_rates(
     queries: Iterable[Query], fps: Mapping[str, float], layers: Mapping[str, LayerFlops]
-) -> FlopRates:  # fmt: skip
+) -> FlopRates:
     """The rates of a workload's originals, and what they would be if queries of one camera that are fed alike had all
     layers before their heads in common."""
     from gemel.models.bundle import BundleQuery
@@ -161,7 +183,9 @@ def whole_prefix_rates(
         alone += fps[query.id] * _whole(layers[query.id])
     for members in by_feed.values():
         heads = {layer.path for layer in layers_of(members[0]) if layer.head}
-        saved += flops_before(layers[members[0].id], heads) * _common_frames([fps[query.id] for query in members])
+        saved += flops_before(layers[members[0].id], heads) * _common_frames(
+            [fps[query.id] for query in members]
+        )
     return FlopRates(alone, alone - saved)
 
 

@@ -72,7 +72,11 @@ def groups(
     for layer in layers:
         if not layer.head:
             by_query[layer.query].append(layer)
-    slots = _in_order(by_query, signature) if pairing == "order" else _align_queries(by_query, signature, likeness)
+    slots = (
+        _in_order(by_query, signature)
+        if pairing == "order"
+        else _align_queries(by_query, signature, likeness)
+    )
     counts = [Counter(layer.signature(signature) for layer in rows) for rows in by_query.values()]
     repeated = {name for of_query in counts for name, count in of_query.items() if count > 1}
     how = "order" if pairing == "order" else "likeness" if likeness else "position"
@@ -83,8 +87,12 @@ def groups(
             name = slot.first.signature(signature)
             members = sorted(slot.members, key=lambda layer: queries[layer.query])
             paths = tuple((layer.query, layer.path) for layer in members)
-            groups_found.append(Group(name, paths, slot.first.bytes, how if name in repeated else "only"))
-    return sorted(groups_found, key=lambda group: (-group.saved_bytes, group.signature, group.members))
+            groups_found.append(
+                Group(name, paths, slot.first.bytes, how if name in repeated else "only")
+            )
+    return sorted(
+        groups_found, key=lambda group: (-group.saved_bytes, group.signature, group.members)
+    )
 
 
 def ceiling_bytes(layers: Iterable[Layer], signature: Signature = "wide") -> int:
@@ -110,7 +118,9 @@ def _in_order(by_query: dict[str, list[Layer]], signature: Signature) -> list[_S
     return list(slots.values())
 
 
-def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, likeness: Likeness | None) -> list[_Slot]:
+def _align_queries(
+    by_query: dict[str, list[Layer]], signature: Signature, likeness: Likeness | None
+) -> list[_Slot]:
     """Slots in the order of one sequence to which all networks are aligned, the longest network first."""
     names: dict[str, int] = {}
     for layer in chain.from_iterable(by_query.values()):
@@ -121,7 +131,9 @@ def _align_queries(by_query: dict[str, list[Layer]], signature: Signature, liken
         rows = by_query[query]
         word = tuple(names[layer.signature(signature)] for layer in rows)
         if likeness is None and word in slots_of_network:
-            taken = slots_of_network[word]  # the same network again: its layers go where its twin's went
+            taken = slots_of_network[
+                word
+            ]  # the same network again: its layers go where its twin's went
         else:
             taken = _assign_slots(rows, word, sequence, names, signature, likeness)
             slots_of_network[word] = taken
@@ -139,7 +151,9 @@ def _assign_slots(
     likeness: Likeness | None,
 ) -> list[_Slot]:
     """The slot of each layer: the one it is aligned with, else one left over, else a new one put into the sequence."""
-    columns = np.array([names[slot.first.signature(signature)] for slot in sequence], dtype=np.int64)
+    columns = np.array(
+        [names[slot.first.signature(signature)] for slot in sequence], dtype=np.int64
+    )
     match = _alignment(rows, word, sequence, columns, likeness)
     free: dict[int, list[int]] = defaultdict(list)
     for column in sorted(set(range(len(sequence))) - set(match.values())):
@@ -147,7 +161,8 @@ def _assign_slots(
     for row, name in enumerate(word):
         if row not in match and free[name]:
             match[row] = free[name].pop(0)
-    taken, new = [], []
+    taken = []
+    new = []
     at = -1
     for row, layer in enumerate(rows):
         if row in match:
@@ -166,7 +181,11 @@ def _role(layer: Layer) -> str:
 
 
 def _alignment(
-    rows: list[Layer], word: tuple[int, ...], sequence: list[_Slot], columns: np.ndarray, likeness: Likeness | None
+    rows: list[Layer],
+    word: tuple[int, ...],
+    sequence: list[_Slot],
+    columns: np.ndarray,
+    likeness: Likeness | None,
 ) -> dict[int, int]:
     """Row -> column of the best alignment in order; a match is worth 1, its likeness, a little for role and place."""
     if not rows or not sequence:
@@ -186,7 +205,8 @@ def _alignment(
         step = np.maximum(best[row, 1:], np.where(equal, best[row, :-1] + value, 0.0))
         best[row + 1, 1:] = np.maximum.accumulate(step)
     match: dict[int, int] = {}
-    row, column = len(rows), len(sequence)
+    row = len(rows)
+    column = len(sequence)
     while row and column:
         value_here = best[row, column]
         if value_here == best[row, column - 1]:
@@ -194,6 +214,7 @@ def _alignment(
         elif value_here == best[row - 1, column]:
             row -= 1
         else:
-            row, column = row - 1, column - 1
+            row = row - 1
+            column = column - 1
             match[row] = column
     return match

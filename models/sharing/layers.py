@@ -91,7 +91,9 @@ def architecture(query: Query) -> Architecture:
         return _architecture(description, {path for path, *_ in description.rows} & heads)
     width = width_of(query.task, query.classes)
     with naming(query):
-        return describe(query.model, width, input_size_of(query), query.task, query.model_args, folder_of(query))
+        return describe(
+            query.model, width, input_size_of(query), query.task, query.model_args, folder_of(query)
+        )
 
 
 def describe(
@@ -106,14 +108,25 @@ def describe(
 
     A factory may be in `folder`.
     """
-    return _describe(model, json.dumps(model_args or {}, sort_keys=True, default=str), input_size, task, folder, width)
+    return _describe(
+        model,
+        json.dumps(model_args or {}, sort_keys=True, default=str),
+        input_size,
+        task,
+        folder,
+        width,
+    )
 
 
 def weight_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:
     """The module that owns a layer's weight, and the attribute's name; `in_proj_weight` for a path `in_proj`."""
     owner, _, name = path.rpartition(".")
     parent = model.get_submodule(owner)
-    return (parent, f"{name}_weight") if hasattr(parent, f"{name}_weight") else (parent.get_submodule(name), "weight")
+    return (
+        (parent, f"{name}_weight")
+        if hasattr(parent, f"{name}_weight")
+        else (parent.get_submodule(name), "weight")
+    )
 
 
 def weight_key(state: object, path: str) -> str:
@@ -129,11 +142,18 @@ def state_bytes(module: nn.Module) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _describe(model: str, args: str, input_size: InputSize, task: str, folder: Path | None, width: int) -> Architecture:
+def _describe(
+    model: str, args: str, input_size: InputSize, task: str, folder: Path | None, width: int
+) -> Architecture:
     """Heads are the layers that differ between two class counts."""
-    narrower, wider = (_build_network(model, args, input_size, task, folder, classes) for classes in (width, width + 1))
+    narrower, wider = (
+        _build_network(model, args, input_size, task, folder, classes)
+        for classes in (width, width + 1)
+    )
     wider_shapes = {path: wide for path, wide, *_ in wider.rows}
-    return _architecture(narrower, {path for path, wide, *_ in narrower.rows if wider_shapes.get(path) != wide})
+    return _architecture(
+        narrower, {path for path, wide, *_ in narrower.rows if wider_shapes.get(path) != wide}
+    )
 
 
 def _architecture(network: _Network, heads: set[str]) -> Architecture:
@@ -160,7 +180,9 @@ def _build_network(
 ) -> _Network:
     from gemel.models.zoo import build
 
-    return _describe_network(build(model, width, json.loads(args), input_size, task, device="meta", folder=folder))
+    return _describe_network(
+        build(model, width, json.loads(args), input_size, task, device="meta", folder=folder)
+    )
 
 
 def _describe_network(built: nn.Module) -> _Network:
@@ -170,7 +192,9 @@ def _describe_network(built: nn.Module) -> _Network:
         groups = f" groups={module.groups}" if kind == "conv2d" else ""
         wide = f"{kind} {'x'.join(map(str, weight.shape))}{groups} {str(weight.dtype).removeprefix('torch.')}"
         rows.append((path, wide, f"{wide} {_details(module)}", weight.nbytes))
-    return _Network(tuple(rows), sum(parameter.numel() for parameter in built.parameters()), state_bytes(built))
+    return _Network(
+        tuple(rows), sum(parameter.numel() for parameter in built.parameters()), state_bytes(built)
+    )
 
 
 def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
@@ -181,14 +205,25 @@ def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
     from torch import nn
 
     for path, module in model.named_modules():
-        kind = "conv2d" if isinstance(module, nn.Conv2d) else "linear" if isinstance(module, nn.Linear) else None
+        kind = (
+            "conv2d"
+            if isinstance(module, nn.Conv2d)
+            else "linear"
+            if isinstance(module, nn.Linear)
+            else None
+        )
         if kind is not None:
             if "weight" in module._parameters:
                 yield path, module, "weight", kind
         elif isinstance(module, nn.MultiheadAttention):
             for name, parameter in module.named_parameters(recurse=False):
                 if name.endswith(PACKED_SUFFIX) and parameter.ndim == 2:
-                    yield f"{path}.{name}".removesuffix("_weight").removeprefix("."), module, name, "linear"
+                    yield (
+                        f"{path}.{name}".removesuffix("_weight").removeprefix("."),
+                        module,
+                        name,
+                        "linear",
+                    )
 
 
 def _details(module: nn.Module) -> str:
@@ -198,7 +233,6 @@ def _details(module: nn.Module) -> str:
         return "bias" if module.in_proj_bias is not None else "no bias"
     bias = "bias" if module.bias is not None else "no bias"
     if isinstance(module, nn.Conv2d):
-        return (
-            f"stride={module.stride} padding={module.padding} dilation={module.dilation} {module.padding_mode} {bias}"
-        )
+        window = f"stride={module.stride} padding={module.padding} dilation={module.dilation}"
+        return f"{window} {module.padding_mode} {bias}"
     return bias

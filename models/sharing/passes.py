@@ -17,7 +17,9 @@ MIN_PREFIX_SHARE = 0.2
 layers have few bytes and most operations (the first fifth of a ResNet-18's tensors: 1 % and 26 %)."""
 
 
-def joint_queries(queries: Iterable[BundleQuery], nbytes: Callable[[str], int]) -> tuple[tuple[str, ...], ...]:
+def joint_queries(
+    queries: Iterable[BundleQuery], nbytes: Callable[[str], int]
+) -> tuple[tuple[str, ...], ...]:
     """The sets of two queries or more that can run as one batch; `nbytes` gives the bytes of a tensor.
 
     The tensors' names alone decide: a query joins the first set whose first query has most of its bytes, or on the
@@ -28,12 +30,19 @@ def joint_queries(queries: Iterable[BundleQuery], nbytes: Callable[[str], int]) 
     for query in queries:
         if not query.stored and query.tensors:
             members = sets.setdefault((pass_architecture(query), frozenset(query.tensors)), [])
-            joint = next((candidate for candidate in members if _is_joint(query, candidate[0], nbytes)), None)
+            joint = next(
+                (candidate for candidate in members if _is_joint(query, candidate[0], nbytes)), None
+            )
             if joint is None:
                 members.append([query])
             else:
                 joint.append(query)
-    return tuple(tuple(query.id for query in ids) for members in sets.values() for ids in members if len(ids) > 1)
+    return tuple(
+        tuple(query.id for query in ids)
+        for members in sets.values()
+        for ids in members
+        if len(ids) > 1
+    )
 
 
 def pass_architecture(query: BundleQuery) -> Hashable:
@@ -50,7 +59,9 @@ def fed_alike(query: BundleQuery) -> Hashable:
 
 def _is_joint(query: BundleQuery, other: BundleQuery, nbytes: Callable[[str], int]) -> bool:
     keys = list(query.tensors)
-    tied = sum(nbytes(query.tensors[key]) for key in keys if other.tensors[key] == query.tensors[key])
+    tied = sum(
+        nbytes(query.tensors[key]) for key in keys if other.tensors[key] == query.tensors[key]
+    )
     if tied >= MIN_TIED_SHARE * sum(map(nbytes, query.tensors.values())):
         return True
     if fed_alike(query) != fed_alike(other):

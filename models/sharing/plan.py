@@ -27,9 +27,13 @@ class SharingPlan:
         seen: set[Member] = set()
         for members in self.shared:
             if len(members) < 2 or len(set(members)) < len(members):
-                raise InputError("sharing plan", f"{members} is no set of different layers", "", "shared")
+                raise InputError(
+                    "sharing plan", f"{members} is no set of different layers", "", "shared"
+                )
             if twice := seen.intersection(members):
-                raise InputError("sharing plan", f"{sorted(twice)} occurs in two sets", "", "shared")
+                raise InputError(
+                    "sharing plan", f"{sorted(twice)} occurs in two sets", "", "shared"
+                )
             seen.update(members)
 
     @classmethod
@@ -77,7 +81,12 @@ class SharingPlan:
         reached = set(queries)
         grown = True
         while grown:
-            touched = {q for members in self.shared if reached & {q for q, _ in members} for q, _ in members}
+            touched = {
+                q
+                for members in self.shared
+                if reached & {q for q, _ in members}
+                for q, _ in members
+            }
             grown = not touched <= reached
             reached |= touched
         return reached
@@ -94,9 +103,20 @@ def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
     A weight on the meta device, without values, is used where no member has another.
     """
     for members in plan.shared:
-        slots = {member: weight_of(models[member[0]], member[1]) for member in members if member[0] in models}
-        weights = sorted((getattr(*slot) for slot in slots.values()), key=lambda weight: weight.is_meta)
+        slots = {
+            member: weight_of(models[member[0]], member[1])
+            for member in members
+            if member[0] in models
+        }
+        weights = sorted(
+            (getattr(*slot) for slot in slots.values()), key=lambda weight: weight.is_meta
+        )
         for (query, path), (owner, name) in slots.items():
             if getattr(owner, name).shape != weights[0].shape:
-                raise InputError("sharing plan", f"{query}: {path} has another shape than {members[0]}", "", "shared")
+                raise InputError(
+                    "sharing plan",
+                    f"{query}: {path} has another shape than {members[0]}",
+                    "",
+                    "shared",
+                )
             setattr(owner, name, weights[0])

@@ -32,7 +32,8 @@ def cosine_likeness(states: Mapping[str, Mapping[str, Tensor]]) -> Likeness:
         return vectors[key]
 
     def likeness(first: Layer, other: Layer) -> float:
-        a, b = vector(first), vector(other)
+        a = vector(first)
+        b = vector(other)
         if a is None or b is None or not a[1] * b[1]:
             return 0.0
         return max(0.0, float(a[0] @ b[0]) / (a[1] * b[1]))
@@ -75,7 +76,9 @@ def add_identical(
     for members in equal.shared:
         lent = [member for member in members if member[0] in donors]
         added = [member for member in members if member[0] in queries]
-        plan = plan.with_pairs((lent[0], member) for member in added) if lent else plan.with_set(added)
+        plan = (
+            plan.with_pairs((lent[0], member) for member in added) if lent else plan.with_set(added)
+        )
     return plan
 
 
@@ -93,7 +96,10 @@ def copies(states: States) -> dict[str, str]:
 
 
 def ceiling_with_copies(
-    layers: Iterable[Layer], sizes: Mapping[str, int], twins: Collection[str], signature: Signature = "wide"
+    layers: Iterable[Layer],
+    sizes: Mapping[str, int],
+    twins: Collection[str],
+    signature: Signature = "wide",
 ) -> int:
     """Bytes that could be saved: every group shared, and nothing at all for a query whose model is a copy of another's.
 
@@ -105,4 +111,6 @@ def ceiling_with_copies(
 
 def equal_states(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether two state dicts have the same tensors, bit by bit."""
-    return state.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in state.items())
+    return state.keys() == other.keys() and all(
+        torch.equal(tensor, other[key]) for key, tensor in state.items()
+    )

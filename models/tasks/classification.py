@@ -43,7 +43,10 @@ class Classification(Task):
         """Most probable class of each frame, from logits (N, C)."""
         rows = softmax(outputs).tolist()
         best = [max(range(len(row)), key=row.__getitem__) for row in rows]
-        return [ClassPrediction(classes[i], row[i], tuple(row)) for i, row in zip(best, rows, strict=True)]
+        return [
+            ClassPrediction(classes[i], row[i], tuple(row))
+            for i, row in zip(best, rows, strict=True)
+        ]
 
     def tallies(
         self,
@@ -58,7 +61,8 @@ class Classification(Task):
             for prediction, label in zip(predictions, labels, strict=True)
         ]
         counts = np.zeros((len(labels), 2, len(classes)), np.int64)
-        frames, index = np.arange(len(labels)), [classes.index(label) for label in labels]
+        frames = np.arange(len(labels))
+        index = [classes.index(label) for label in labels]
         counts[frames, 0, index], counts[frames, 1, index] = correct, 1
         return counts
 
@@ -71,7 +75,9 @@ class Classification(Task):
         frames = Counter(labels).values()
         return 1 / (len(frames) * min(frames)) if frames else 1.0
 
-    def labels_of(self, prediction: ClassPrediction, threshold: float, label: str | None = None) -> str:
+    def labels_of(
+        self, prediction: ClassPrediction, threshold: float, label: str | None = None
+    ) -> str:
         """The label."""
         return prediction.label
 

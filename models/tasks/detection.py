@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from gemel.models.measures.evidence import ShownAnswers, find_too_few_objects
-from gemel.models.measures.metrics import best_threshold, f1_of, find_in_crowds, match_frames, overlaps_of
+from gemel.models.measures.metrics import (
+    best_threshold,
+    f1_of,
+    find_in_crowds,
+    match_frames,
+    overlaps_of,
+)
 from gemel.models.objects.candidates import BoxReader, Candidates, suppress
 from gemel.models.objects.outlines import outline_candidates
 from gemel.models.predictions import BoxLabels, DetectionPrediction, Prediction, Task
@@ -43,7 +49,10 @@ class Detection(Task):
         """Decode, suppress what overlaps within a class, best first; never below MIN_SCORE."""
         frames = reader.candidates(outputs, max(min_score, MIN_SCORE))
         suppressed = [suppress(frame, reader.nms_iou) for frame in frames]
-        return [name_boxes(frame, size, classes, preprocess) for frame, size in zip(suppressed, sizes, strict=True)]
+        return [
+            name_boxes(frame, size, classes, preprocess)
+            for frame, size in zip(suppressed, sizes, strict=True)
+        ]
 
     def tallies(
         self,
@@ -63,19 +72,28 @@ class Detection(Task):
         """A missed object."""
         return 1 / max(1, sum(len(boxes.boxes) for boxes in labels))
 
-    def choose_threshold(self, predictions: Sequence[DetectionPrediction], labels: Sequence[BoxLabels]) -> float:
+    def choose_threshold(
+        self, predictions: Sequence[DetectionPrediction], labels: Sequence[BoxLabels]
+    ) -> float:
         """The threshold with the largest F1 on these frames."""
         return best_threshold(match_frames(predictions, labels))
 
-    def labels_of(self, prediction: DetectionPrediction, threshold: float, label: BoxLabels | None = None) -> BoxLabels:
+    def labels_of(
+        self, prediction: DetectionPrediction, threshold: float, label: BoxLabels | None = None
+    ) -> BoxLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
-        places, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
+        places = keep_detections(prediction, threshold, label)
+        crowds = label.crowds if label else None
         return BoxLabels(
-            tuple(prediction.classes[i] for i in places), tuple(prediction.boxes[i] for i in places), crowds,
+            tuple(prediction.classes[i] for i in places),
+            tuple(prediction.boxes[i] for i in places),
+            crowds,
             outlines=tuple(prediction.outlines[i] for i in places) if prediction.outlines else (),
-        )  # fmt: skip
+        )
 
-    def as_prediction(self, label: BoxLabels, size: tuple[int, int], classes: Sequence[str]) -> DetectionPrediction:
+    def as_prediction(
+        self, label: BoxLabels, size: tuple[int, int], classes: Sequence[str]
+    ) -> DetectionPrediction:
         """Its objects, each with the score 1."""
         scores = (1.0,) * len(label.classes)
         return DetectionPrediction(label.classes, scores, label.boxes, outlines=label.outlines)
@@ -84,7 +102,9 @@ class Detection(Task):
         """The classes of the objects."""
         return label.classes
 
-    def find_gap(self, labels: Sequence[Any], classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+    def find_gap(
+        self, labels: Sequence[Any], classes: Sequence[str], shown: ShownAnswers, target: float
+    ) -> str:
         """A detector needs so many objects."""
         return find_too_few_objects(shown, classes)
 
@@ -93,7 +113,9 @@ class Detection(Task):
         return reached >= MIN_F1
 
 
-def keep_detections(prediction: DetectionPrediction, threshold: float, label: BoxLabels | None) -> list[int]:
+def keep_detections(
+    prediction: DetectionPrediction, threshold: float, label: BoxLabels | None
+) -> list[int]:
     """The places of the detections from `threshold` on that lie in no crowd of `label`."""
     places = [index for index, score in enumerate(prediction.scores) if score >= threshold]
     if label and label.crowds:
@@ -103,7 +125,10 @@ def keep_detections(prediction: DetectionPrediction, threshold: float, label: Bo
 
 
 def name_boxes(
-    candidates: Candidates, size: tuple[int, int], classes: Sequence[str], preprocess: Preprocess | None
+    candidates: Candidates,
+    size: tuple[int, int],
+    classes: Sequence[str],
+    preprocess: Preprocess | None,
 ) -> DetectionPrediction:
     """Candidates of a frame (width, height), with boxes in its pixels and the names of their classes."""
     boxes = candidates.boxes if preprocess is None else preprocess.to_frame(candidates.boxes, size)

@@ -68,11 +68,15 @@ class Embedding(Task):
         """The vector."""
         return prediction
 
-    def answers(self, label: IdentityLabel | EmbeddingPrediction, classes: Sequence[str]) -> tuple[str, ...]:
+    def answers(
+        self, label: IdentityLabel | EmbeddingPrediction, classes: Sequence[str]
+    ) -> tuple[str, ...]:
         """The identity, where it is known."""
         return (label.identity,) if isinstance(label, IdentityLabel) else ()
 
-    def find_gap(self, labels: Sequence, classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+    def find_gap(
+        self, labels: Sequence, classes: Sequence[str], shown: ShownAnswers, target: float
+    ) -> str:
         """So many frames with a possible neighbour, of two identities; or vectors that are not all alike."""
         if any(isinstance(label, IdentityLabel) for label in labels):
             several = [count for count in shown.samples().values() if count > 1]
@@ -92,15 +96,23 @@ class Embedding(Task):
         return f"answers one frame with {join_shapes(shapes)}, not with a vector (1, D)"
 
 
-def _count_neighbours(predictions: Sequence[EmbeddingPrediction | None], labels: Sequence[IdentityLabel]) -> np.ndarray:
+def _count_neighbours(
+    predictions: Sequence[EmbeddingPrediction | None], labels: Sequence[IdentityLabel]
+) -> np.ndarray:
     """Right neighbours and frames that have one, f64 (N, 2)."""
     answered = np.array([prediction is not None for prediction in predictions])
-    width = max((len(prediction.vector) for prediction in predictions if prediction is not None), default=1)
+    width = max(
+        (len(prediction.vector) for prediction in predictions if prediction is not None), default=1
+    )
     vectors = np.stack(
-        [np.zeros(width, np.float32) if prediction is None else prediction.vector for prediction in predictions]
+        [
+            np.zeros(width, np.float32) if prediction is None else prediction.vector
+            for prediction in predictions
+        ]
     )
     identities, units = (
-        np.unique([getattr(label, key) for label in labels], return_inverse=True)[1] for key in ("identity", "unit")
+        np.unique([getattr(label, key) for label in labels], return_inverse=True)[1]
+        for key in ("identity", "unit")
     )
     counts = np.zeros((len(labels), 2))
     for rows in np.array_split(np.arange(len(labels)), -(-len(labels) // ROWS_AT_ONCE)):
@@ -111,5 +123,7 @@ def _count_neighbours(predictions: Sequence[EmbeddingPrediction | None], labels:
         cosines = np.where(near | ~answered, -np.inf, vectors[rows] @ vectors.T)
         counts[rows, 1] = (is_same & ~near).any(axis=1)
         nearest = identities[cosines.argmax(axis=1)] == identities[rows]
-        counts[rows, 0] = nearest & answered[rows] & (counts[rows, 1] > 0) & np.isfinite(cosines.max(axis=1))
+        counts[rows, 0] = (
+            nearest & answered[rows] & (counts[rows, 1] > 0) & np.isfinite(cosines.max(axis=1))
+        )
     return counts

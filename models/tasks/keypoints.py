@@ -40,7 +40,9 @@ class Keypoints(Detection):
             detections = name_boxes(best, size, classes, preprocess)
             points = _place_points(best.points, size, preprocess).tolist()
             of_objects = tuple(tuple(tuple(point) for point in row) for row in points)
-            poses.append(PosePrediction(detections.classes, detections.scores, detections.boxes, of_objects))  # type: ignore[arg-type]
+            poses.append(
+                PosePrediction(detections.classes, detections.scores, detections.boxes, of_objects)
+            )  # type: ignore[arg-type]
         return poses
 
     def tallies(
@@ -61,19 +63,27 @@ class Keypoints(Detection):
         self, prediction: PosePrediction, threshold: float, label: PoseLabels | None = None
     ) -> PoseLabels:
         """The detections from `threshold` on, without those in a crowd of `label`, and its crowds."""
-        places, crowds = keep_detections(prediction, threshold, label), label.crowds if label else None
-        boxes, points = prediction.boxes, prediction.points
+        places = keep_detections(prediction, threshold, label)
+        crowds = label.crowds if label else None
+        boxes = prediction.boxes
+        points = prediction.points
         return PoseLabels(
-            tuple(prediction.classes[index] for index in places), tuple(boxes[index] for index in places), crowds,
+            tuple(prediction.classes[index] for index in places),
+            tuple(boxes[index] for index in places),
+            crowds,
             tuple(points[index] for index in places),
-        )  # fmt: skip
+        )
 
-    def as_prediction(self, label: PoseLabels, size: tuple[int, int], classes: Sequence[str]) -> PosePrediction:
+    def as_prediction(
+        self, label: PoseLabels, size: tuple[int, int], classes: Sequence[str]
+    ) -> PosePrediction:
         """Its objects, each with the score 1."""
         return PosePrediction(label.classes, (1.0,) * len(label.classes), label.boxes, label.points)
 
 
-def _place_points(points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None) -> np.ndarray:
+def _place_points(
+    points: np.ndarray, size: tuple[int, int], preprocess: Preprocess | None
+) -> np.ndarray:
     """Points (M, K, 3) in fractions of the input -> in pixels of a frame (width, height), with their scores."""
     places = place_points(points[..., :2], size, preprocess)
     if preprocess is not None and preprocess.resize != "stretch":

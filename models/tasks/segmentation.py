@@ -15,12 +15,15 @@ MIN_SHARE = 1e-3
 """A class counts as shown in a frame where it covers this part of it."""
 
 
-def visible_part(preprocess: Preprocess, size: tuple[int, int]) -> tuple[slice, slice, tuple[float, ...]]:
+def visible_part(
+    preprocess: Preprocess, size: tuple[int, int]
+) -> tuple[slice, slice, tuple[float, ...]]:
     """The rows and columns of the input that show a frame (width, height), and their extent in pixels of the frame."""
     left, top, wide, high = preprocess.place(size)
     rows = slice(max(0, top), min(preprocess.size[0], top + high))
     columns = slice(max(0, left), min(preprocess.size[1], left + wide))
-    across, down = size[0] / wide, size[1] / high
+    across = size[0] / wide
+    down = size[1] / high
     starts = ((columns.start - left) * across, (rows.start - top) * down)
     return rows, columns, (*starts, (columns.stop - left) * across, (rows.stop - top) * down)
 
@@ -37,7 +40,8 @@ def choose_classes(logits: np.ndarray, size: Size) -> np.ndarray:
     """uint8 (H, W): the most probable class of each pixel; logits (C, h, w) are resized. Of equal ones the first."""
     import cv2
 
-    best, mask = np.full(size, -np.inf, np.float32), np.zeros(size, np.uint8)
+    best = np.full(size, -np.inf, np.float32)
+    mask = np.zeros(size, np.uint8)
     for place, plane in enumerate(logits):
         if plane.shape != size:
             plane = cv2.resize(plane, (size[1], size[0]))
@@ -84,9 +88,12 @@ class Segmentation(Task):
         for row, prediction, label in zip(counts, predictions, labels, strict=True):
             predicted = np.full(label.mask.shape, IGNORED, np.uint8)
             if prediction is not None:
-                predicted = resample(prediction.mask, prediction.extent, label.mask.shape, label.extent)  # type: ignore[arg-type]
+                predicted = resample(
+                    prediction.mask, prediction.extent, label.mask.shape, label.extent
+                )  # type: ignore[arg-type]
             labelled = label.mask != IGNORED
-            truth, predicted = label.mask[labelled], predicted[labelled]
+            truth = label.mask[labelled]
+            predicted = predicted[labelled]
             row[0] = np.bincount(truth[truth == predicted], minlength=count)[:count]
             row[1] = _areas(truth, count) + _areas(predicted, count) - row[0]
         return counts
@@ -95,11 +102,15 @@ class Segmentation(Task):
         """The mean IoU of the classes that occur."""
         return mean_ratio(*total)
 
-    def labels_of(self, prediction: MaskPrediction, threshold: float, label: MaskLabels | None = None) -> MaskLabels:
+    def labels_of(
+        self, prediction: MaskPrediction, threshold: float, label: MaskLabels | None = None
+    ) -> MaskLabels:
         """The mask."""
         return MaskLabels(prediction.mask, prediction.extent)
 
-    def as_prediction(self, label: MaskLabels, size: tuple[int, int], classes: Sequence[str]) -> MaskPrediction:
+    def as_prediction(
+        self, label: MaskLabels, size: tuple[int, int], classes: Sequence[str]
+    ) -> MaskPrediction:
         """The mask."""
         return MaskPrediction(label.mask, label.extent, size, tuple(classes))
 
@@ -116,7 +127,11 @@ class Segmentation(Task):
     def answers(self, label: MaskLabels, classes: Sequence[str]) -> tuple[str, ...]:
         """The classes that cover a visible part of the frame."""
         areas = _areas(label.mask, len(classes))
-        return tuple(name for name, area in zip(classes, areas, strict=True) if area >= MIN_SHARE * label.mask.size)
+        return tuple(
+            name
+            for name, area in zip(classes, areas, strict=True)
+            if area >= MIN_SHARE * label.mask.size
+        )
 
 
 def _areas(values: np.ndarray, count: int) -> np.ndarray:

@@ -69,13 +69,19 @@ class Tensors(Task):
         for row, prediction, label in zip(counts, predictions, labels, strict=True):
             row[0] = 0.0
             if prediction is not None and prediction.shapes == label.shapes:
-                row[0] = np.mean([self._agreement(*pair) for pair in zip(prediction.values, label.values, strict=True)])
+                row[0] = np.mean(
+                    [
+                        self._agreement(*pair)
+                        for pair in zip(prediction.values, label.values, strict=True)
+                    ]
+                )
         return counts
 
     def _agreement(self, answer: np.ndarray, theirs: np.ndarray) -> float:
         if self.by == "argmax":
             return float(np.mean(answer == theirs))
-        a, b = answer.ravel().astype(np.float64), theirs.ravel().astype(np.float64)
+        a = answer.ravel().astype(np.float64)
+        b = theirs.ravel().astype(np.float64)
         if np.array_equal(a, b):
             return 1.0
         norm = float(np.linalg.norm(b))
@@ -87,7 +93,9 @@ class Tensors(Task):
         """The mean agreement."""
         return float(total[0] / total[1]) if total[1] else 0.0
 
-    def labels_of(self, prediction: TensorPrediction, threshold: float, label: Any = None) -> TensorPrediction:
+    def labels_of(
+        self, prediction: TensorPrediction, threshold: float, label: Any = None
+    ) -> TensorPrediction:
         """The outputs."""
         return prediction
 
@@ -95,13 +103,19 @@ class Tensors(Task):
         """None that has a name."""
         return ()
 
-    def find_gap(self, labels: Sequence, classes: Sequence[str], shown: ShownAnswers, target: float) -> str:
+    def find_gap(
+        self, labels: Sequence, classes: Sequence[str], shown: ShownAnswers, target: float
+    ) -> str:
         """So many frames, whose outputs are not all alike."""
         if not labels:
             return self.constant_gap(None, labels, shown, target)
-        stacks = [np.stack(values) for values in zip(*(label.values for label in labels), strict=True)]
+        stacks = [
+            np.stack(values) for values in zip(*(label.values for label in labels), strict=True)
+        ]
         middle = np.median if self.by == "argmax" else np.mean
-        constant = TensorPrediction(tuple(middle(stack, axis=0) for stack in stacks), labels[0].shapes)
+        constant = TensorPrediction(
+            tuple(middle(stack, axis=0) for stack in stacks), labels[0].shapes
+        )
         return self.constant_gap(constant, labels, shown, target)
 
     def find_misfit(self, shapes: Sequence[tuple[int, ...]], width: int) -> str:

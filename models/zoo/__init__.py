@@ -13,10 +13,23 @@ import torch
 from torch import nn
 
 from gemel.models.errors import InputError
-from gemel.models.preprocess import UNPREPARED_HINT, InputSize, Preprocess, height_width, side_or_sides
+from gemel.models.preprocess import (
+    UNPREPARED_HINT,
+    InputSize,
+    Preprocess,
+    height_width,
+    side_or_sides,
+)
 from gemel.models.tasks import task_of
 from gemel.models.zoo.hubs import build_hub, is_hub_model
-from gemel.models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
+from gemel.models.zoo.registry import (
+    ENTRIES,
+    Factory,
+    ZooEntry,
+    built_on,
+    check_arguments,
+    check_size,
+)
 from gemel.models.zoo.registry import names as names
 from gemel.models.zoo.user_models import (
     answer_on_meta,
@@ -38,7 +51,9 @@ if TYPE_CHECKING:
 USUAL_WIDTH = 2000
 """Class counts up to this make no architecture of the zoo much larger than it was published."""
 
-for _family in pkgutil.walk_packages(__path__, f"{__name__}."):  # every module here registers its models
+for _family in pkgutil.walk_packages(
+    __path__, f"{__name__}."
+):  # every module here registers its models
     importlib.import_module(_family.name)
 OWN = frozenset(ENTRIES)
 """The names that this project registered; others may register more."""
@@ -118,7 +133,13 @@ def check_input(query: Query, module: nn.Module) -> None:
     if is_model_file(query.model):
         return  # its decoder was chosen by the shapes of its outputs
     with naming(query):
-        check_answer(query.model, module, input_size_of(query), query.task, width_of(query.task, query.classes))
+        check_answer(
+            query.model,
+            module,
+            input_size_of(query),
+            query.task,
+            width_of(query.task, query.classes),
+        )
 
 
 def folder_of(query: Query) -> Path | None:
@@ -153,7 +174,9 @@ def preprocess_of(query: Query) -> Preprocess:
     missing = [key for key in ("size", "mean", "std") if key not in keys]
     if missing:
         problem = f"nothing says the {' and the '.join(missing)} with which {Path(query.model).name} was trained"
-        keys_hint = "write as it was trained `preprocess: {size: [height, width], mean: [..], std: [..]}`"
+        keys_hint = (
+            "write as it was trained `preprocess: {size: [height, width], mean: [..], std: [..]}`"
+        )
         hint = keys_hint if "size" in missing else UNPREPARED_HINT
         raise InputError(query.file or query.id, problem, hint, f"preprocess ({query.id})")
     return Preprocess(**keys)
@@ -161,7 +184,9 @@ def preprocess_of(query: Query) -> Preprocess:
 
 def input_size_of(query: Query) -> InputSize:
     """The side of a square input, or (H, W): the query's own, or that of its preprocessing."""
-    return side_or_sides(preprocess_of(query).size) if query.input_size is None else query.input_size
+    return (
+        side_or_sides(preprocess_of(query).size) if query.input_size is None else query.input_size
+    )
 
 
 def zoo_preprocess(model: str, input_size: InputSize) -> Preprocess:
@@ -181,7 +206,12 @@ def _own_preprocess(query: Query) -> Preprocess | None:
 
 
 def _build_user_model(
-    model: str, factory: Factory, width: int, input_size: InputSize, args: dict[str, Any], device: str | torch.device
+    model: str,
+    factory: Factory,
+    width: int,
+    input_size: InputSize,
+    args: dict[str, Any],
+    device: str | torch.device,
 ) -> nn.Module:
     """A user's own model; one that reads values while it is built, which "meta" has none of, is built on the CPU."""
     try:
@@ -214,7 +244,9 @@ def _build_zoo_model(
 def _call_factory(model: str, width: int, input_size: InputSize, args: dict[str, Any]) -> nn.Module:
     try:
         return ENTRIES[model].factory(width, input_size=input_size, **args)
-    except Exception as error:  # within their bounds arguments may still contradict each other, in many ways
+    except (
+        Exception
+    ) as error:  # within their bounds arguments may still contradict each other, in many ways
         if not args and not isinstance(error, TypeError | ValueError):
             raise
         key = "input_size" if "input_size" in str(error) else "model_args"

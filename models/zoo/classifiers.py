@@ -74,7 +74,9 @@ def _build(depth: int, num_classes: int, input_size: InputSize = 32) -> CifarRes
 
 
 for _depth in DEPTHS:
-    register(f"cifar_resnet{_depth}", task="classification", input_size=32, width=10)(partial(_build, _depth))
+    register(f"cifar_resnet{_depth}", task="classification", input_size=32, width=10)(
+        partial(_build, _depth)
+    )
 
 
 PLAIN = (
@@ -87,7 +89,9 @@ PLAIN = (
 """Classifiers of torchvision that take frames of many sizes, as they are."""
 
 
-def build_classifier(name: str, num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
+def build_classifier(
+    name: str, num_classes: int, input_size: InputSize, **model_args: Any
+) -> nn.Module:
     """A classifier of torchvision's with random weights; these networks take frames of many sizes."""
     return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **model_args)
 
@@ -107,13 +111,19 @@ HALF = (0.5, 0.5, 0.5)
 AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 
 
-def _build_inception(name: str, num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
+def _build_inception(
+    name: str, num_classes: int, input_size: InputSize, **model_args: Any
+) -> nn.Module:
     # init_weights states torchvision's own default, which it warns about when left open.
-    return build_classifier(name, num_classes, input_size, aux_logits=False, init_weights=True, **model_args)
+    return build_classifier(
+        name, num_classes, input_size, aux_logits=False, init_weights=True, **model_args
+    )
 
 
 for _name, _auxiliary in AUXILIARY.items():
-    register_classifier(_name, partial(_build_inception, _name), scaling=(HALF, HALF), auxiliary=_auxiliary)
+    register_classifier(
+        _name, partial(_build_inception, _name), scaling=(HALF, HALF), auxiliary=_auxiliary
+    )
 
 
 SQUEEZE_RATIO = 0.25
@@ -125,10 +135,14 @@ STAGES = {
 with tensors and so cannot build these networks on the meta device."""
 
 
-def _build_regnet(name: str, num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
+def _build_regnet(
+    name: str, num_classes: int, input_size: InputSize, **model_args: Any
+) -> nn.Module:
     depths, widths, group = STAGES[name]
     count = len(depths)
-    stages = BlockParams(list(depths), list(widths), [group] * count, [1.0] * count, [2] * count, SQUEEZE_RATIO)
+    stages = BlockParams(
+        list(depths), list(widths), [group] * count, [1.0] * count, [2] * count, SQUEEZE_RATIO
+    )
     norm_layer = partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1)
     return RegNet(stages, num_classes, norm_layer=norm_layer, **model_args)
 
@@ -143,11 +157,17 @@ PATCH = 16
 def vit_b_16(num_classes: int, input_size: InputSize, **model_args: Any) -> nn.Module:
     """ViT-B/16; its position embedding is made for one input size, a multiple of 16 pixels (else ValueError)."""
     if not isinstance(input_size, int):
-        raise ValueError(f"input_size {list(input_size)} is no square, which its position embedding is made for")
+        raise ValueError(
+            f"input_size {list(input_size)} is no square, which its position embedding is made for"
+        )
     if input_size % PATCH:
         near = max(PATCH, round(input_size / PATCH) * PATCH)
-        raise ValueError(f"input_size {input_size} is no multiple of {PATCH}, as its patches need; {near} is")
-    return build_classifier("vit_b_16", num_classes, input_size, image_size=input_size, **model_args)
+        raise ValueError(
+            f"input_size {input_size} is no multiple of {PATCH}, as its patches need; {near} is"
+        )
+    return build_classifier(
+        "vit_b_16", num_classes, input_size, image_size=input_size, **model_args
+    )
 
 
 register_classifier("vit_b_16", vit_b_16)

@@ -35,7 +35,15 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-DROPPED = ("id2label", "label2id", "auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version")
+DROPPED = (
+    "id2label",
+    "label2id",
+    "auto_map",
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+)
 """Keys of a config that do not belong to the architecture."""
 MAX_DEPTH, MAX_TEXT, MAX_ITEMS = 4, 200, 1000
 WARPED_FROM = 384
@@ -74,11 +82,15 @@ def build_hub(
     """
     if task != "classification":
         hint = "export it as .onnx and give that file as `model`"
-        raise InputError(model, f"is a classifier here; {task} is not built from a hub's name", hint, "task")
+        raise InputError(
+            model, f"is a classifier here; {task} is not built from a hub's name", hint, "task"
+        )
     if not _is_plain(args, MAX_DEPTH) or any(
         name.startswith(("pretrained", "checkpoint", "features")) for name in args
     ):
-        raise InputError(model, "takes bounded numbers and words alone", "correct `model_args`", "model_args")
+        raise InputError(
+            model, "takes bounded numbers and words alone", "correct `model_args`", "model_args"
+        )
     make = _make_timm if model.startswith(TIMM) else _make_hf
     try:
         with built_on("meta"):
@@ -90,21 +102,33 @@ def build_hub(
         raise
     except Exception as error:  # arguments can contradict each other in many ways
         text = " ".join(str(error).split())[:200]
-        raise InputError(model, f"cannot be built: {text}", "correct `model` or `model_args`", "model_args") from error
+        raise InputError(
+            model, f"cannot be built: {text}", "correct `model` or `model_args`", "model_args"
+        ) from error
 
 
 def _require(package: str, extra: str, model: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise InputError(model, f"needs {package}", f"pip install 'gemel[{extra}]'", "model") from error
+        raise InputError(
+            model, f"needs {package}", f"pip install 'gemel[{extra}]'", "model"
+        ) from error
 
 
 def _is_plain(value: Any, depth: int) -> bool:
     if isinstance(value, Mapping):
-        return depth > 0 and len(value) <= MAX_ITEMS and all(_is_plain(item, depth - 1) for item in value.values())
+        return (
+            depth > 0
+            and len(value) <= MAX_ITEMS
+            and all(_is_plain(item, depth - 1) for item in value.values())
+        )
     if isinstance(value, list | tuple):
-        return depth > 0 and len(value) <= MAX_ITEMS and all(_is_plain(item, depth - 1) for item in value)
+        return (
+            depth > 0
+            and len(value) <= MAX_ITEMS
+            and all(_is_plain(item, depth - 1) for item in value)
+        )
     if isinstance(value, str):
         return len(value) <= MAX_TEXT and "/" not in value
     return value is None or (isinstance(value, bool | int | float) and abs(value) <= MAX_NUMBER)
@@ -117,7 +141,9 @@ def _timm_name(model: str) -> str:
     timm = _require("timm", "timm", model)
     name = model.removeprefix(TIMM)
     if not NAME.fullmatch(name) or not timm.is_model(name.partition(".")[0]):
-        near = timm.list_models(f"*{name.partition('.')[0][:8]}*")[:3] if NAME.fullmatch(name) else []
+        near = (
+            timm.list_models(f"*{name.partition('.')[0][:8]}*")[:3] if NAME.fullmatch(name) else []
+        )
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() names them"
         raise InputError(model, "is no name of a model of timm", hint, "model")
     return name
@@ -125,7 +151,9 @@ def _timm_name(model: str) -> str:
 
 def _make_timm(model: str, width: int, args: dict[str, Any]) -> nn.Module:
     name = _timm_name(model)
-    return _require("timm", "timm", model).create_model(name, pretrained=False, num_classes=width, **args)
+    return _require("timm", "timm", model).create_model(
+        name, pretrained=False, num_classes=width, **args
+    )
 
 
 def _read_timm(model: str, size: Size | None) -> HubModel:
@@ -134,10 +162,18 @@ def _read_timm(model: str, size: Size | None) -> HubModel:
     published_size = tuple(config.input_size[1:])
     fraction = float(config.crop_pct)
     resize = (
-        "center-crop" if config.crop_mode == "center" else "letterbox" if config.crop_mode == "border" else "stretch"
+        "center-crop"
+        if config.crop_mode == "center"
+        else "letterbox"
+        if config.crop_mode == "border"
+        else "stretch"
     )
     _note_resampling(model, config.interpolation)
-    args = {"img_size": list(size)} if size and size != published_size and config.fixed_input_size else {}
+    args = (
+        {"img_size": list(size)}
+        if size and size != published_size and config.fixed_input_size
+        else {}
+    )
     keys = {"resize": resize, "mean": tuple(config.mean), "std": tuple(config.std)}
     if resize == "center-crop":
         keys["crop_fraction"] = min(fraction, 1.0)
@@ -161,11 +197,19 @@ def _find_cached(config: Any) -> Path | None:
 
 def _make_hf(model: str, width: int, args: dict[str, Any]) -> nn.Module:
     transformers = _require("transformers", "hf", model)
-    settings = {name: value for name, value in args.pop(CONFIG, {}).items() if name not in DROPPED and name[0] != "_"}
+    settings = {
+        name: value
+        for name, value in args.pop(CONFIG, {}).items()
+        if name not in DROPPED and name[0] != "_"
+    }
     if args:
-        raise InputError(model, f"takes no argument '{next(iter(args))[:60]}'", "take it out", "model_args")
+        raise InputError(
+            model, f"takes no argument '{next(iter(args))[:60]}'", "take it out", "model_args"
+        )
     kind = str(settings.pop("model_type", ""))
-    config = transformers.AutoConfig.for_model(kind, **{**settings, "num_labels": width, "return_dict": True})
+    config = transformers.AutoConfig.for_model(
+        kind, **{**settings, "num_labels": width, "return_dict": True}
+    )
     module = transformers.AutoModelForImageClassification.from_config(config)
 
     base = type(module)
@@ -173,7 +217,9 @@ def _make_hf(model: str, width: int, args: dict[str, Any]) -> nn.Module:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return base.forward(self, pixel_values=x).logits
 
-    module.__class__ = type(f"{base.__name__}Logits", (base,), {"forward": forward})  # names of tensors stay
+    module.__class__ = type(
+        f"{base.__name__}Logits", (base,), {"forward": forward}
+    )  # names of tensors stay
     return module
 
 
@@ -186,38 +232,60 @@ def _read_hf(model: str, root: Path) -> HubModel:
     class_names = [str(name) for name in config.get("architectures") or ()]
     if class_names and not any(name.endswith("ForImageClassification") for name in class_names):
         other = "export it as .onnx and give that file as `model`"
-        raise InputError(folder, f"holds a {class_names[0]:.60}, no image classifier", other, "model")
+        raise InputError(
+            folder, f"holds a {class_names[0]:.60}, no image classifier", other, "model"
+        )
     has_weights = any((folder / name).exists() for name in WEIGHT_FILES)
-    size, keys = None, {}
+    size = None
+    keys = {}
     if (folder / PROCESSOR_FILE).exists():
         size, keys = _read_processor(model, read_json(folder / PROCESSOR_FILE, hint, foreign=True))
-    settings = {name: value for name, value in config.items() if name not in DROPPED and not name.startswith("_")}
+    settings = {
+        name: value
+        for name, value in config.items()
+        if name not in DROPPED and not name.startswith("_")
+    }
     return HubModel(size, keys, folder if has_weights else None, {CONFIG: settings})
 
 
 def _read_processor(model: str, processor: Mapping[str, Any]) -> tuple[Size | None, dict[str, Any]]:
     """Input size and preprocessing of an image processor's config; without what it does not say, or says otherwise."""
     size, crop = (_sides(processor.get(name)) for name in ("size", "crop_size"))
-    shortest = (processor.get("size") or {}).get("shortest_edge") if isinstance(processor.get("size"), dict) else None
+    shortest = (
+        (processor.get("size") or {}).get("shortest_edge")
+        if isinstance(processor.get("size"), dict)
+        else None
+    )
     keys: dict[str, Any] = {}
     if processor.get("do_center_crop") and crop and (shortest or size):
         size, keys = (
             crop,
-            {"resize": "center-crop", "crop_fraction": min(1.0, max(crop) / (shortest or min(size or crop)))},
+            {
+                "resize": "center-crop",
+                "crop_fraction": min(1.0, max(crop) / (shortest or min(size or crop))),
+            },
         )
     elif shortest and "crop_pct" in processor:
-        size, keys = (shortest, shortest), {"resize": "stretch"}
+        size = (shortest, shortest)
+        keys = {"resize": "stretch"}
         if shortest < WARPED_FROM:
             keys = {"resize": "center-crop", "crop_fraction": float(processor["crop_pct"] or 1)}
     elif size:
         keys = {"resize": "stretch"}
     if processor.get("do_normalize", True):
-        keys |= {name: tuple(processor[f"image_{name}"]) for name in ("mean", "std") if processor.get(f"image_{name}")}
+        keys |= {
+            name: tuple(processor[f"image_{name}"])
+            for name in ("mean", "std")
+            if processor.get(f"image_{name}")
+        }
     else:
         keys |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if not processor.get("do_rescale", True):
         keys["scale"] = 255
-    _note_resampling(model, {0: "nearest", 1: "lanczos", 3: "bicubic"}.get(processor.get("resample", 2), "bilinear"))
+    _note_resampling(
+        model,
+        {0: "nearest", 1: "lanczos", 3: "bicubic"}.get(processor.get("resample", 2), "bilinear"),
+    )
     return size, keys
 
 
@@ -228,7 +296,11 @@ def read_saved(folder: Path, module: nn.Module) -> dict[str, torch.Tensor] | Non
     that transformers cannot read; no code of it is run.
     """
     is_own = any(base.__module__.startswith("transformers.") for base in type(module).__mro__)
-    if not is_own or not folder.is_dir() or not any((folder / name).exists() for name in WEIGHT_FILES[:2]):
+    if (
+        not is_own
+        or not folder.is_dir()
+        or not any((folder / name).exists() for name in WEIGHT_FILES[:2])
+    ):
         return None
     transformers = _require("transformers", "hf", str(folder))
     transformers.utils.logging.disable_progress_bar()
@@ -239,7 +311,9 @@ def read_saved(folder: Path, module: nn.Module) -> dict[str, torch.Tensor] | Non
             )
     except Exception as error:  # a damaged folder can fail in any way
         text = " ".join(str(error).split())[:200]
-        raise InputError(folder, f"cannot be read: {text}", "save it again with save_pretrained", "weights") from error
+        raise InputError(
+            folder, f"cannot be read: {text}", "save it again with save_pretrained", "weights"
+        ) from error
     return classifier.state_dict()
 
 

@@ -61,7 +61,9 @@ def register(
         if name in ENTRIES:
             raise ValueError(f"the zoo has two entries named {name}")
         classes = width or PUBLISHED_WIDTH[task]
-        ENTRIES[name] = ZooEntry(name, task, factory, *scaling, input_size, published, auxiliary, classes)
+        ENTRIES[name] = ZooEntry(
+            name, task, factory, *scaling, input_size, published, auxiliary, classes
+        )
         return factory
 
     return add
@@ -84,16 +86,24 @@ def check_arguments(model: str, args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         if name not in ARGUMENTS:
             problem = f"cannot be built: it takes no argument '{name[:60]}' from a file"
-            raise InputError(model, problem, f"there are {', '.join(sorted(ARGUMENTS))}", "model_args")
+            raise InputError(
+                model, problem, f"there are {', '.join(sorted(ARGUMENTS))}", "model_args"
+            )
         if not _is_bounded(value, MAX_ARGUMENT_DEPTH):
-            allowed = f"true, false, a number from 0 to {MAX_NUMBER:,}, or a list of at most {MAX_ITEMS}"
+            allowed = (
+                f"true, false, a number from 0 to {MAX_NUMBER:,}, or a list of at most {MAX_ITEMS}"
+            )
             problem = f"cannot be built: {name} is {str(value)[:60]}, not {allowed}"
             raise InputError(model, problem, "correct `model_args`", "model_args")
 
 
 def _is_bounded(value: Any, depth: int) -> bool:
     if isinstance(value, list | tuple):
-        return depth > 0 and len(value) <= MAX_ITEMS and all(_is_bounded(item, depth - 1) for item in value)
+        return (
+            depth > 0
+            and len(value) <= MAX_ITEMS
+            and all(_is_bounded(item, depth - 1) for item in value)
+        )
     return type(value) in (bool, int, float) and math.isfinite(value) and 0 <= value <= MAX_NUMBER
 
 
@@ -112,7 +122,9 @@ FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.erfinv_})
 class _Unfilled(TorchFunctionMode):
     """Skips random initialisation on the meta device."""
 
-    def __torch_function__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in FILLS or getattr(func, "__module__", None) == nn.init.__name__:
             tensor = args[0] if args else kwargs["tensor"]

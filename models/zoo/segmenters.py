@@ -24,7 +24,8 @@ class Segmenter(nn.Module):
 
     def __init__(self, whole: Any, takes_all_features: bool) -> None:
         super().__init__()
-        self.backbone, self.classifier = whole.backbone, whole.classifier
+        self.backbone = whole.backbone
+        self.classifier = whole.classifier
         self.takes_all_features = takes_all_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,11 +35,13 @@ class Segmenter(nn.Module):
 
 
 def _build(name: str, num_classes: int, input_size: Any = INPUT_SIZE) -> Segmenter:
-    whole = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=False)
+    whole = getattr(segmentation, name)(
+        weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=False
+    )
     return Segmenter(whole, takes_all_features=name.startswith("lraspp"))
 
 
 for _name in NAMES:
-    register(_name, task="segmentation", input_size=INPUT_SIZE, published=_name, auxiliary=(AUXILIARY,))(
-        partial(_build, _name)
-    )
+    register(
+        _name, task="segmentation", input_size=INPUT_SIZE, published=_name, auxiliary=(AUXILIARY,)
+    )(partial(_build, _name))

@@ -39,7 +39,8 @@ EXPORTED = {
 }  # fmt: skip
 """Files of networks that other tools made, by suffix."""
 EXPORTED_HINT = (
-    "give the PyTorch weights of the same network as `weights`, and its code as `model: package.module:factory`"
+    "give the PyTorch weights of the same network as `weights`, and its code as `model: "
+    "package.module:factory`"
 )
 EXPORT_HINT = (
     "export it as .onnx (torch.onnx.export, or its package's exporter) or .pt2 (torch.export.save), or name its "
@@ -63,20 +64,34 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
         module = _import(module_name, folder if is_local else None)
     except Exception as error:  # a user's module can fail in any way while it is imported
         beside = f"put the module into {folder}, or " if folder is not None else ""
-        hint = "correct the module" if is_local else f"check the name; {beside}put its folder on PYTHONPATH"
+        hint = (
+            "correct the module"
+            if is_local
+            else f"check the name; {beside}put its folder on PYTHONPATH"
+        )
         raise InputError(model, f"cannot be imported: {reason(error)}", hint, "model") from error
     factory: Factory | None = getattr(module, attribute, None)
     if not callable(factory):
-        problem = f"{module_name} has no '{attribute}'" if factory is None else f"{attribute} cannot be called"
+        problem = (
+            f"{module_name} has no '{attribute}'"
+            if factory is None
+            else f"{attribute} cannot be called"
+        )
         callables = [name for name, value in vars(module).items() if callable(value)]
         near = difflib.get_close_matches(attribute, callables)
-        hint = f"did you mean {', '.join(near)}?" if near else "name a function that returns the module"
+        hint = (
+            f"did you mean {', '.join(near)}?"
+            if near
+            else "name a function that returns the module"
+        )
         raise InputError(model, problem, hint, "model")
     parameters = _parameters(factory)
 
     def call(num_classes: int, input_size: InputSize, **args: Any) -> nn.Module:
         values = {"num_classes": num_classes, "input_size": input_size}
-        return factory(**{**{name: value for name, value in values.items() if name in parameters}, **args})
+        return factory(
+            **{**{name: value for name, value in values.items() if name in parameters}, **args}
+        )
 
     call.parameters = parameters  # type: ignore[attr-defined]
     return call
@@ -88,7 +103,9 @@ def _parameters(factory: Factory) -> tuple[str, ...]:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return ("num_classes",)
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_any = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     return (*parameters, "num_classes") if takes_any else tuple(parameters)
 
 
@@ -113,9 +130,15 @@ def build_foreign(
             hint = f"it takes ({names}): num_classes and input_size are given by these names, the others by model_args"
         raise InputError(model, problem, hint, "model_args") from error
     if not isinstance(module, nn.Module):
-        raise InputError(model, f"the factory returned {type(module).__name__}", "it must return a torch nn.Module")
+        raise InputError(
+            model,
+            f"the factory returned {type(module).__name__}",
+            "it must return a torch nn.Module",
+        )
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise InputError(model, "the factory returned TorchScript, whose layers cannot be shared", EXPORT_HINT)
+        raise InputError(
+            model, "the factory returned TorchScript, whose layers cannot be shared", EXPORT_HINT
+        )
     return module
 
 
@@ -127,7 +150,9 @@ def reason(error: Exception) -> str:
 
 def _location(error: Exception) -> str:
     """The line of the user's code that raised; empty where the call itself did not fit."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
+    ]
     frames = [frame for frame in frames if "site-packages" not in frame.filename]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
@@ -145,7 +170,9 @@ def _import(name: str, folder: Path | None) -> ModuleType:
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(folder)]
-    sys.path.insert(0, str(folder))  # a module may import its neighbours by their plain names, as a script may
+    sys.path.insert(
+        0, str(folder)
+    )  # a module may import its neighbours by their plain names, as a script may
     try:
         return importlib.import_module(f"{package}.{name}")
     finally:
@@ -155,8 +182,16 @@ def _import(name: str, folder: Path | None) -> ModuleType:
 def check_foreign(model: str, module: nn.Module, task: str) -> None:
     """Raise InputError for a module whose tensors cannot be stored and shared one by one, or which is no detector."""
     if task_of(task).has_background:
-        base, methods = (OneStage, ONE_STAGE_METHODS) if isinstance(module, OneStage) else (Detector, DETECTOR_METHODS)
-        missing = [name for name in methods if getattr(type(module), name, None) in (None, getattr(base, name))]
+        base, methods = (
+            (OneStage, ONE_STAGE_METHODS)
+            if isinstance(module, OneStage)
+            else (Detector, DETECTOR_METHODS)
+        )
+        missing = [
+            name
+            for name in methods
+            if getattr(type(module), name, None) in (None, getattr(base, name))
+        ]
         if missing or not hasattr(module, "nms_iou"):
             problem = f"{type(module).__name__} is no detector: it lacks {', '.join(missing or ['nms_iou'])}"
             raise InputError(model, problem, "derive it from models.detector.OneStage or Detector")
@@ -167,11 +202,15 @@ def check_foreign(model: str, module: nn.Module, task: str) -> None:
             hint = f"give {name} a parameter of its own: nn.Parameter({first}.detach().clone())"
             raise InputError(model, f"{first} and {name} are one tensor", hint)
         if not tensor.is_contiguous():
-            problem = f"{name} is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
+            problem = (
+                f"{name} is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
+            )
             raise InputError(model, problem, f"store {name} as .contiguous() in the factory")
 
 
-def check_answer(model: str, module: nn.Module, input_size: InputSize, task: str, width: int) -> None:
+def check_answer(
+    model: str, module: nn.Module, input_size: InputSize, task: str, width: int
+) -> None:
     """Raise InputError when the module fails on two frames of its size, or gives no logits (2, width).
 
     The frames are on the meta device, where nothing is computed. A module with weights that fails there gets real ones.
@@ -180,11 +219,17 @@ def check_answer(model: str, module: nn.Module, input_size: InputSize, task: str
         outputs = _answer(module, input_size, 2)
     except Exception as error:  # a user's forward can fail in any way
         entry = ENTRIES.get(model)
-        hint = f"choose another input_size; it was made for {entry.input_size}" if entry else "correct its forward"
-        problem, key = f"cannot take frames of {size_of_input(input_size)} ({reason(error)})", "input_size"
+        hint = (
+            f"choose another input_size; it was made for {entry.input_size}"
+            if entry
+            else "correct its forward"
+        )
+        problem = f"cannot take frames of {size_of_input(input_size)} ({reason(error)})"
+        key = "input_size"
         with suppress(Exception):
             _answer(module, input_size, 1)
-            problem, key = f"takes one frame at a time, not two ({reason(error)})", "model"
+            problem = f"takes one frame at a time, not two ({reason(error)})"
+            key = "model"
             hint = "let its forward take batches (N, 3, H, W) of any N"
         raise InputError(model, problem, hint, key) from error
     check_outputs(model, outputs, task, width)
@@ -197,7 +242,9 @@ def check_outputs(model: str, outputs: Any, task: str, width: int, is_fixed: boo
     """
     if task == "classification":
         check_logits(model, outputs, width, is_fixed)
-    shapes = [(1, *leaf.shape[1:]) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]  # of one frame
+    shapes = [
+        (1, *leaf.shape[1:]) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)
+    ]  # of one frame
     if misfit := task_of(task).find_misfit(shapes, width):
         raise InputError(model, misfit, "correct its forward, `classes` or `task`", "task")
 
@@ -207,12 +254,17 @@ def check_logits(model: str, outputs: Any, width: int, is_fixed: bool = False) -
     if isinstance(outputs, Tensor) and outputs.shape == (2, width):
         return
     if isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == 2:
-        problem, hint = f"answers with {outputs.shape[1]} classes where {width} were asked for", ""
+        problem = f"answers with {outputs.shape[1]} classes where {width} were asked for"
+        hint = ""
         if is_fixed:
             problem = f"{problem}: its factory takes no `num_classes`, so its head is fixed"
             hint = f"list its {outputs.shape[1]} classes, or "
         raise InputError(model, problem, f"{hint}make its last layer `num_classes` wide", "classes")
-    answer = f"a tensor {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    answer = (
+        f"a tensor {tuple(outputs.shape)}"
+        if isinstance(outputs, Tensor)
+        else f"a {type(outputs).__name__}"
+    )
     problem = f"answers two frames with {answer}, not with logits (2, {width})"
     raise InputError(model, problem, "return one row of plain logits for each frame", "model")
 
@@ -240,7 +292,10 @@ def _answer(module: nn.Module, input_size: InputSize, frames: int) -> Any:
 def _run_on_meta(module: nn.Module, input_size: InputSize, frames: int) -> Any:
     """Outputs of a copy of the module on the meta device: a forward may keep tensors for later calls."""
     tensors = list(_tensors_in([vars(part) for part in module.modules()]))
-    meta = {id(tensor): tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in tensors}
+    meta = {
+        id(tensor): tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
+        for tensor in tensors
+    }
     parameters = {
         id(tensor): nn.Parameter(meta[id(tensor)], tensor.requires_grad)
         for tensor in tensors
@@ -305,7 +360,8 @@ def is_external(model: str) -> bool:
 def check_suffix(model: str, where: str, key: str = "model") -> None:
     """Raise InputError for the path of a network in a form that is not read."""
     pickled = dict.fromkeys(
-        (".pt", ".pth", ".pkl", ".torchscript"), "weights without their network, or a pickled or TorchScript module"
+        (".pt", ".pth", ".pkl", ".torchscript"),
+        "weights without their network, or a pickled or TorchScript module",
     )
     if kind := (EXPORTED | pickled).get(Path(model).suffix.lower()):
         raise InputError(where, f"'{model}' is {kind}, which is not read", EXPORT_HINT, key)
@@ -324,7 +380,15 @@ def check_name(model: str, task: str, where: str, key: str = "model") -> None:
         near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "docs/guide.md describes the zoo,"
         raise InputError(
-            where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory, a .onnx or a .pt2 file", key
+            where,
+            f"'{model}' is not in the zoo",
+            f"{hint} or give package.module:factory, a .onnx or a .pt2 file",
+            key,
         )
     elif entry.task != task:
-        raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)
+        raise InputError(
+            where,
+            f"'{model}' does {entry.task}, not {task}",
+            f"use one of {', '.join(names(task))}",
+            key,
+        )

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gemel.models.graph.operators.registry import OPERATORS, Numbers, Operator, integers, number, operator
+from gemel.models.graph.operators.registry import (
+    OPERATORS,
+    Numbers,
+    Operator,
+    integers,
+    number,
+    operator,
+)
 
 for _name, _function in {
     "Abs": torch.abs, "Acos": torch.acos, "Add": python.add, "And": torch.logical_and, "Asin": torch.asin,
@@ -35,7 +42,8 @@ def identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
 def divide(a: Tensor | float, b: Tensor | float) -> Tensor:
     """The quotient; of integers rounded towards zero."""
     whole = not any(
-        operand.is_floating_point() if isinstance(operand, Tensor) else isinstance(operand, float) for operand in (a, b)
+        operand.is_floating_point() if isinstance(operand, Tensor) else isinstance(operand, float)
+        for operand in (a, b)
     )
     if whole:
         return torch.div(torch.as_tensor(a), b, rounding_mode="trunc")
@@ -90,7 +98,9 @@ def clip(x: Tensor, min: Numbers = None, max: Numbers = None) -> Tensor:
     """Values within bounds."""
     if min is None and max is None:
         return x
-    return torch.clamp(x, None if min is None else number(min), None if max is None else number(max))
+    return torch.clamp(
+        x, None if min is None else number(min), None if max is None else number(max)
+    )
 
 
 @operator("LeakyRelu")
@@ -124,7 +134,9 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 @operator("Selu")
-def selu(x: Tensor, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Tensor:
+def selu(
+    x: Tensor, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Tensor:
     """Gamma times the ELU."""
     return gamma * F.elu(x, alpha)
 
@@ -166,7 +178,9 @@ def log_softmax(x: Tensor, axis: int | None = None, opset: int = 13) -> Tensor:
     """The logarithm of the softmax, along the same axes."""
     if opset >= 13:
         return torch.log_softmax(x, -1 if axis is None else axis)
-    return torch.log_softmax(x.flatten(_positive(1 if axis is None else axis, x)), -1).reshape(x.shape)
+    return torch.log_softmax(x.flatten(_positive(1 if axis is None else axis, x)), -1).reshape(
+        x.shape
+    )
 
 
 @operator("Gemm")
@@ -193,7 +207,9 @@ def einsum(*tensors: Tensor, equation: str) -> Tensor:
 
 def _reduction(name: str, compute: Any) -> None:
     @operator(name, static=(1,))
-    def reduce_axes(x: Tensor, axes: Numbers = None, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
+    def reduce_axes(
+        x: Tensor, axes: Numbers = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Tensor:
         axes = [] if axes is None else integers(axes)
         if not axes:
             if noop_with_empty_axes:
@@ -219,7 +235,9 @@ for _name, _compute in {
     "ReduceMin": torch.amin,
     "ReduceProd": _product,
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype),
-    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),  # its gradient at zero is zero
+    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(
+        x, 2, axes, keep
+    ),  # its gradient at zero is zero
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype),
     "ReduceLogSum": lambda x, axes, keep: torch.log(x.sum(axes, keep)),
     "ReduceLogSumExp": torch.logsumexp,
@@ -242,7 +260,9 @@ def arg_min(x: Tensor, axis: int = 0, keepdims: int = 1, select_last_index: int 
 
 
 @operator("TopK", static=(1,))
-def top_k(x: Tensor, k: Numbers, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
+def top_k(
+    x: Tensor, k: Numbers, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Tensor, Tensor]:
     """The k greatest values along an axis and where they are."""
     values, places = torch.topk(x, int(number(k)), axis, bool(largest), bool(sorted))
     return values, places
@@ -262,7 +282,11 @@ def cumulative_sum(x: Tensor, axis: Numbers, exclusive: int = 0, reverse: int = 
 def is_infinite(x: Tensor, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Whether values are infinite, of the signs that are looked for."""
     return torch.isinf(x) & (
-        (x > 0) if not detect_negative else (x < 0) if not detect_positive else torch.ones_like(x) > 0
+        (x > 0)
+        if not detect_negative
+        else (x < 0)
+        if not detect_positive
+        else torch.ones_like(x) > 0
     )
 
 

@@ -27,7 +27,11 @@ def window_pads(
     pairs = []
     for length, k, s, d in zip(size, kernel, stride, dilation):
         total = max((-(-length // s) - 1) * s + d * (k - 1) + 1 - length, 0)
-        pairs.append((total // 2, total - total // 2) if auto_pad == "SAME_UPPER" else (total - total // 2, total // 2))
+        pairs.append(
+            (total // 2, total - total // 2)
+            if auto_pad == "SAME_UPPER"
+            else (total - total // 2, total // 2)
+        )
     return pairs
 
 
@@ -42,31 +46,56 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 
 @operator("Conv")
 def _conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, auto_pad: str = "NOTSET", dilations: Ints | None = None,
-    group: int = 1, kernel_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
     """A convolution in 1 to 3 dimensions."""
     rank = weight.ndim - 2
-    stride, dilation = strides or [1] * rank, dilations or [1] * rank
+    stride = strides or [1] * rank
+    dilation = dilations or [1] * rank
     sides = window_pads(x.shape[2:], weight.shape[2:], stride, dilation, auto_pad, pads)
     if all(before == after for before, after in sides):
-        return _CONV[rank](x, weight, bias, stride, [before for before, _ in sides], dilation, group)
+        return _CONV[rank](
+            x, weight, bias, stride, [before for before, _ in sides], dilation, group
+        )
     return _CONV[rank](F.pad(x, flat_pads(sides)), weight, bias, stride, 0, dilation, group)
 
 
 @operator("ConvTranspose")
 def _conv_transpose(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, auto_pad: str = "NOTSET", dilations: Ints | None = None,
-    group: int = 1, kernel_shape: Ints | None = None, output_padding: Ints | None = None,
-    output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
     """A transposed convolution in 1 to 3 dimensions."""
     rank = weight.ndim - 2
-    stride, dilation, extra = strides or [1] * rank, dilations or [1] * rank, output_padding or [0] * rank
+    stride = strides or [1] * rank
+    dilation = dilations or [1] * rank
+    extra = output_padding or [0] * rank
     kernel = weight.shape[2:]
-    full = [(n - 1) * s + d * (k - 1) + 1 + e for n, s, d, k, e in zip(x.shape[2:], stride, dilation, kernel, extra)]
+    full = [
+        (n - 1) * s + d * (k - 1) + 1 + e
+        for n, s, d, k, e in zip(x.shape[2:], stride, dilation, kernel, extra)
+    ]
     if output_shape or auto_pad.startswith("SAME"):
-        targets = output_shape[-rank:] if output_shape else [n * s for n, s in zip(x.shape[2:], stride)]
+        targets = (
+            output_shape[-rank:] if output_shape else [n * s for n, s in zip(x.shape[2:], stride)]
+        )
         totals = [max(0, have - want) for have, want in zip(full, targets)]
         halves = [(total // 2, total - total // 2) for total in totals]
         sides = halves if auto_pad == "SAME_UPPER" else [(more, less) for less, more in halves]
@@ -85,7 +114,9 @@ _MAX_POOL: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d,
 _AVERAGE_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def _ceil_extra(size: Ints, kernel: Ints, stride: Ints, dilation: Ints, sides: list[tuple[int, int]]) -> list[int]:
+def _ceil_extra(
+    size: Ints, kernel: Ints, stride: Ints, dilation: Ints, sides: list[tuple[int, int]]
+) -> list[int]:
     """What `ceil_mode` adds at the end of each axis: the last window begins within the picture or its first pads."""
     extra = []
     for length, k, s, d, (before, after) in zip(size, kernel, stride, dilation, sides):
@@ -98,36 +129,58 @@ def _ceil_extra(size: Ints, kernel: Ints, stride: Ints, dilation: Ints, sides: l
 
 @operator("MaxPool")
 def max_pool(
-    x: Tensor, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-    pads: Ints | None = None, storage_order: int = 0, strides: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+) -> Tensor:
     """The greatest value of each window."""
     rank = len(kernel_shape)
-    stride, dilation = strides or [1] * rank, dilations or [1] * rank
+    stride = strides or [1] * rank
+    dilation = dilations or [1] * rank
     sides = window_pads(x.shape[2:], kernel_shape, stride, dilation, auto_pad, pads)
     if ceil_mode:
         extra = _ceil_extra(x.shape[2:], kernel_shape, stride, dilation, sides)
         sides = [(before, after + e) for (before, after), e in zip(sides, extra)]
     if all(before == after and before <= k // 2 for (before, after), k in zip(sides, kernel_shape)):
         return _MAX_POOL[rank](x, kernel_shape, stride, [before for before, _ in sides], dilation)
-    return _MAX_POOL[rank](F.pad(x, flat_pads(sides), value=-math.inf), kernel_shape, stride, 0, dilation)
+    return _MAX_POOL[rank](
+        F.pad(x, flat_pads(sides), value=-math.inf), kernel_shape, stride, 0, dilation
+    )
 
 
 @operator("AveragePool")
 def average_pool(
-    x: Tensor, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
-    dilations: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
     """The mean of each window, of the picture's values alone unless pads are counted."""
     rank = len(kernel_shape)
-    stride, dilation = strides or [1] * rank, dilations or [1] * rank
+    stride = strides or [1] * rank
+    dilation = dilations or [1] * rank
     if any(step != 1 for step in dilation):
         raise ValueError("AveragePool with dilations")
     sides = window_pads(x.shape[2:], kernel_shape, stride, dilation, auto_pad, pads)
-    extra = _ceil_extra(x.shape[2:], kernel_shape, stride, dilation, sides) if ceil_mode else [0] * rank
-    even = all(before == after and before <= k // 2 for (before, after), k in zip(sides, kernel_shape))
+    extra = (
+        _ceil_extra(x.shape[2:], kernel_shape, stride, dilation, sides) if ceil_mode else [0] * rank
+    )
+    even = all(
+        before == after and before <= k // 2 for (before, after), k in zip(sides, kernel_shape)
+    )
     if even and not any(extra):
-        return _AVERAGE_POOL[rank](x, kernel_shape, stride, [a for a, _ in sides], False, bool(count_include_pad))
+        return _AVERAGE_POOL[rank](
+            x, kernel_shape, stride, [a for a, _ in sides], False, bool(count_include_pad)
+        )
     around = flat_pads(sides)
     beyond = flat_pads([(0, e) for e in extra])
     ones = torch.ones([1, 1, *x.shape[2:]], dtype=x.dtype, device=x.device)
@@ -138,11 +191,19 @@ def average_pool(
 
 @operator("LpPool")
 def lp_pool(
-    x: Tensor, kernel_shape: Ints, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-    p: int = 2, pads: Ints | None = None, strides: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    p: int = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
     """The p-norm of each window."""
-    mean = average_pool(x.abs() ** p, kernel_shape, auto_pad, ceil_mode, 1, dilations, pads, strides)
+    mean = average_pool(
+        x.abs() ** p, kernel_shape, auto_pad, ceil_mode, 1, dilations, pads, strides
+    )
     return (mean * math.prod(kernel_shape)) ** (1 / p)
 
 
@@ -160,9 +221,15 @@ def global_max_pool(x: Tensor) -> Tensor:
 
 @operator("BatchNormalization")
 def _batch_norm(
-    x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float = 1e-5,
-    momentum: float = 0.9, spatial: int = 1,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: int = 1,
+) -> Tensor:
     """Normalised by recorded statistics."""
     return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
 
@@ -179,7 +246,12 @@ def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float = 1e-5)
 
 @operator("LayerNormalization")
 def layer_norm(
-    x: Tensor, scale: Tensor, bias: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
 ) -> Tensor:
     """Normalised over the axes from one on."""
     shape = x.shape[axis:]
@@ -190,7 +262,9 @@ def layer_norm(
 
 
 @operator("RMSNormalization")
-def rms_norm(x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Tensor:
+def rms_norm(
+    x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
     """Divided by the root of the mean square over the axes from one on."""
     axes = list(range(axis % x.ndim, x.ndim))
     return x * torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon) * scale
@@ -198,12 +272,19 @@ def rms_norm(x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5, st
 
 @operator("GroupNormalization", opset=True)
 def group_norm(
-    x: Tensor, scale: Tensor, bias: Tensor, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, opset: int = 21
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    opset: int = 21,
 ) -> Tensor:
     """Normalised in groups of channels; before opset 21 scale and bias are by group."""
     if opset < 21:
         repeats = x.shape[1] // num_groups
-        scale, bias = scale.repeat_interleave(repeats), bias.repeat_interleave(repeats)
+        scale = scale.repeat_interleave(repeats)
+        bias = bias.repeat_interleave(repeats)
     return F.group_norm(x, num_groups, scale, bias, epsilon)
 
 
@@ -214,7 +295,9 @@ def lp_normalise(x: Tensor, axis: int = -1, p: int = 2) -> Tensor:
 
 
 @operator("LRN")
-def local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+def local_response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Tensor:
     """Normalised by the channels beside."""
     return F.local_response_norm(x, size, alpha, beta, bias)
 
@@ -228,10 +311,18 @@ def mean_variance_norm(x: Tensor, axes: Ints = (0, 2, 3)) -> Tensor:
 
 @operator("Attention")
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: int = 0, scale: float | None = None,
-    q_num_heads: int | None = None, kv_num_heads: int | None = None, softcap: float = 0.0,
-    qk_matmul_output_mode: int = 0, softmax_precision: int | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    is_causal: int = 0,
+    scale: float | None = None,
+    q_num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    softcap: float = 0.0,
+    qk_matmul_output_mode: int = 0,
+    softmax_precision: int | None = None,
+) -> Tensor:
     """Scaled dot-product attention; inputs of three axes have their heads side by side."""
     if softcap:
         raise ValueError("Attention with softcap")
@@ -249,7 +340,11 @@ def _attention(
 
 @operator("GridSample")
 def grid_sample(
-    x: Tensor, grid: Tensor, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+    x: Tensor,
+    grid: Tensor,
+    align_corners: int = 0,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
 ) -> Tensor:
     """Sampled at the places of a grid."""
     torch_mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
@@ -258,30 +353,51 @@ def grid_sample(
 
 @operator("RoiAlign", opset=True)
 def _roi_align(
-    x: Tensor, rois: Tensor, batch_indices: Tensor, coordinate_transformation_mode: str | None = None,
-    mode: str = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
-    spatial_scale: float = 1.0, opset: int = 16,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    rois: Tensor,
+    batch_indices: Tensor,
+    coordinate_transformation_mode: str | None = None,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+    opset: int = 16,
+) -> Tensor:
     """The mean of regions, each sampled at a grid."""
     from torchvision.ops import roi_align as align
 
     if mode != "avg":
         raise ValueError("RoiAlign with mode max")
-    shifted = (coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")) == "half_pixel"
+    shifted = (
+        coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
+    ) == "half_pixel"
     boxes = torch.cat([batch_indices.to(rois.dtype)[:, None], rois], 1)
-    return align(x, boxes, (output_height, output_width), spatial_scale, sampling_ratio or -1, shifted)
+    return align(
+        x, boxes, (output_height, output_width), spatial_scale, sampling_ratio or -1, shifted
+    )
 
 
 @operator("DeformConv")
 def _deform_conv(
-    x: Tensor, weight: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None,
-    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None, offset_group: int = 1,
-    pads: Ints | None = None, strides: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    offset_group: int = 1,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
     """A convolution whose places are moved by offsets."""
     from torchvision.ops import deform_conv2d
 
-    stride, dilation, sides = strides or [1, 1], dilations or [1, 1], pads or [0] * 4
+    stride = strides or [1, 1]
+    dilation = dilations or [1, 1]
+    sides = pads or [0] * 4
     if list(sides[:2]) != list(sides[2:]):
         raise ValueError("DeformConv with other pads after the picture than before it")
     stride, sides, dilation = ((pair[0], pair[1]) for pair in (stride, sides, dilation))
@@ -302,6 +418,7 @@ def dequantise(
         raise ValueError("DequantizeLinear by block")
     if scale.numel() > 1:
         shape = [-1 if other == axis % x.ndim else 1 for other in range(x.ndim)]
-        scale, zero_point = scale.reshape(shape), None if zero_point is None else zero_point.reshape(shape)
+        scale = scale.reshape(shape)
+        zero_point = None if zero_point is None else zero_point.reshape(shape)
     values = x.to(scale.dtype)
     return (values if zero_point is None else values - zero_point.to(scale.dtype)) * scale

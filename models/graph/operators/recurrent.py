@@ -25,12 +25,19 @@ def _lstm_step(x: Tensor, states: list[Tensor], recurrence: Tensor, bias: Tensor
     return [o.sigmoid() * c.tanh(), c]
 
 
-def _gru_step(x: Tensor, states: list[Tensor], recurrence: Tensor, bias: Tensor, before: bool) -> list[Tensor]:
+def _gru_step(
+    x: Tensor, states: list[Tensor], recurrence: Tensor, bias: Tensor, before: bool
+) -> list[Tensor]:
     (h,) = states
     size = h.shape[1]
     xz, xr, xn = x.chunk(3, dim=1)
-    z, r = (torch.cat([xz, xr], 1) + F.linear(h, recurrence[: 2 * size], bias[: 2 * size])).sigmoid().chunk(2, dim=1)
-    last, offset = recurrence[2 * size :], bias[2 * size :]
+    z, r = (
+        (torch.cat([xz, xr], 1) + F.linear(h, recurrence[: 2 * size], bias[: 2 * size]))
+        .sigmoid()
+        .chunk(2, dim=1)
+    )
+    last = recurrence[2 * size :]
+    offset = bias[2 * size :]
     n = xn + (r * F.linear(h, last, offset) if before else F.linear(r * h, last, offset))
     return [(1 - z) * n.tanh() + z * h]
 
@@ -41,11 +48,24 @@ def _rnn_step(x: Tensor, states: list[Tensor], recurrence: Tensor, bias: Tensor)
 
 @operator("LSTM", "GRU", "RNN", count=True)
 def _recurrent(
-    x: Tensor, weight: Tensor, recurrence: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
-    h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None, *, count: int,
-    hidden_size: int = 0, direction: str = "forward", layout: int = 0, linear_before_reset: int = 0,
-    activations: Sequence[str] = (), clip: float = 0.0, input_forget: int = 0,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
+    peepholes: Tensor | None = None,
+    *,
+    count: int,
+    hidden_size: int = 0,
+    direction: str = "forward",
+    layout: int = 0,
+    linear_before_reset: int = 0,
+    activations: Sequence[str] = (),
+    clip: float = 0.0,
+    input_forget: int = 0,
+) -> tuple[Tensor, ...]:
     """x (T, N, I), weight (D, G * H, I), recurrence (D, G * H, H) -> outputs (T, D, N, H) and last states (D, N, H).
 
     With `layout` the batch is the first axis.
@@ -61,21 +81,31 @@ def _recurrent(
         raise ValueError(f"a sequence of {len(x)} steps is longer than {MAX_STEPS}")
     by_way = []
     for way in range(ways):
-        first_states, zeros = (h, c)[: len(FIRST_STATES[kind])], x.new_zeros(x.shape[1], size)
-        states = [zeros if state is None else state[:, way] if layout else state[way] for state in first_states]
+        first_states = (h, c)[: len(FIRST_STATES[kind])]
+        zeros = x.new_zeros(x.shape[1], size)
+        states = [
+            zeros if state is None else state[:, way] if layout else state[way]
+            for state in first_states
+        ]
         offsets = x.new_zeros(2, rows) if bias is None else bias[way].unflatten(0, (2, rows))
-        gates, steps = F.linear(x, weight[way], offsets[0]), []
+        gates = F.linear(x, weight[way], offsets[0])
+        steps = []
         backwards = direction == "reverse" or way == 1
         for gate in reversed(gates.unbind()) if backwards else gates.unbind():
             if kind == "GRU":
-                states = _gru_step(gate, states, recurrence[way], offsets[1], bool(linear_before_reset))
+                states = _gru_step(
+                    gate, states, recurrence[way], offsets[1], bool(linear_before_reset)
+                )
             else:
                 step: Step = _lstm_step if kind == "LSTM" else _rnn_step
                 states = step(gate, states, recurrence[way], offsets[1])
             steps.append(states[0])
         by_way.append((torch.stack(steps[::-1] if backwards else steps), *states))
-    outputs, *last = (torch.stack(parts, 1 if place == 0 else 0) for place, parts in enumerate(zip(*by_way)))
+    outputs, *last = (
+        torch.stack(parts, 1 if place == 0 else 0) for place, parts in enumerate(zip(*by_way))
+    )
     if layout:
-        outputs, last = outputs.permute(2, 0, 1, 3), [state.transpose(0, 1) for state in last]
+        outputs = outputs.permute(2, 0, 1, 3)
+        last = [state.transpose(0, 1) for state in last]
     results = (outputs, *last)
     return results[:count] if count > 1 else outputs  # type: ignore[return-value]

@@ -13,7 +13,14 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 from torch.nn import functional as F
 
-from gemel.models.graph.operators.registry import Numbers, check_count, check_places, integers, number, operator
+from gemel.models.graph.operators.registry import (
+    Numbers,
+    check_count,
+    check_places,
+    integers,
+    number,
+    operator,
+)
 
 
 def dtype_of(code: int) -> torch.dtype:
@@ -67,7 +74,9 @@ def flatten(x: Tensor, axis: int = 1) -> Tensor:
 @operator("Squeeze", static=(1,))
 def squeeze(x: Tensor, axes: Numbers = None) -> Tensor:
     """Without axes of size 1."""
-    chosen = [axis for axis in range(x.ndim) if x.shape[axis] == 1] if axes is None else integers(axes)
+    chosen = (
+        [axis for axis in range(x.ndim) if x.shape[axis] == 1] if axes is None else integers(axes)
+    )
     if any(x.shape[axis] != 1 for axis in chosen):
         raise ValueError(f"axes {chosen} of {list(x.shape)} are not of size 1")
     return x.squeeze(chosen) if chosen else x
@@ -111,15 +120,24 @@ def split(
 
 
 @operator("Slice", static=(1, 2, 3, 4))
-def slice_axes(x: Tensor, starts: Numbers, ends: Numbers, axes: Numbers = None, steps: Numbers = None) -> Tensor:
+def slice_axes(
+    x: Tensor, starts: Numbers, ends: Numbers, axes: Numbers = None, steps: Numbers = None
+) -> Tensor:
     """A range of each of some axes."""
-    starts, ends = integers(starts), integers(ends)
+    starts = integers(starts)
+    ends = integers(ends)
     axes = list(range(len(starts))) if axes is None else integers(axes)
     steps = [1] * len(starts) if steps is None else integers(steps)
     for start, end, axis, step in zip(starts, ends, axes, steps):
-        places = range(*slice(start, end if step > 0 or end >= -x.shape[axis] else None, step).indices(x.shape[axis]))
+        places = range(
+            *slice(start, end if step > 0 or end >= -x.shape[axis] else None, step).indices(
+                x.shape[axis]
+            )
+        )
         if step > 0:
-            index = [slice(None)] * (axis % x.ndim) + [slice(places.start, max(places.start, places.stop), step)]
+            index = [slice(None)] * (axis % x.ndim) + [
+                slice(places.start, max(places.start, places.stop), step)
+            ]
             x = x[tuple(index)]
         else:
             stop = places.start + len(places) * step
@@ -152,7 +170,8 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
     if depth + batch_dims > x.ndim:
         raise ValueError(f"GatherND by {depth} axes of {x.ndim}")
     places = [
-        torch.where(index < 0, index + size, index) for index, size in zip(indices.unbind(-1), x.shape[batch_dims:])
+        torch.where(index < 0, index + size, index)
+        for index, size in zip(indices.unbind(-1), x.shape[batch_dims:])
     ]
     leading = [
         torch.arange(x.shape[axis], device=x.device).reshape(
@@ -164,7 +183,9 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
 
 
 @operator("ScatterElements")
-def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none") -> Tensor:
+def scatter_elements(
+    x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none"
+) -> Tensor:
     """Values put at the places that the indices name along an axis."""
     indices = torch.where(indices < 0, indices + x.shape[axis], indices)
     if reduction == "none":
@@ -177,7 +198,10 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "no
     """Slices put at places given by several axes."""
     if indices.shape[-1] > x.ndim:
         raise ValueError(f"ScatterND by {indices.shape[-1]} axes of {x.ndim}")
-    places = tuple(torch.where(index < 0, index + size, index) for index, size in zip(indices.unbind(-1), x.shape))
+    places = tuple(
+        torch.where(index < 0, index + size, index)
+        for index, size in zip(indices.unbind(-1), x.shape)
+    )
     if reduction in ("none", "add"):
         return x.index_put(places, updates, accumulate=reduction == "add")
     raise ValueError(f"reduction {reduction}")
@@ -199,7 +223,9 @@ def tile(x: Tensor, repeats: Numbers) -> Tensor:
 
 
 @operator("ConstantOfShape", static=(0,))
-def constant_of_shape(shape: Numbers, value: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
+def constant_of_shape(
+    shape: Numbers, value: float = 0.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """One value in a shape."""
     sizes = integers(shape)
     check_count(math.prod(sizes))
@@ -209,9 +235,13 @@ def constant_of_shape(shape: Numbers, value: float = 0.0, dtype: torch.dtype = t
 @operator("Range", static=(0, 1, 2))
 def number_range(start: Numbers, limit: Numbers, delta: Numbers) -> Tensor:
     """Numbers from start to limit by delta."""
-    start, limit, delta = number(start), number(limit), number(delta)
+    start = number(start)
+    limit = number(limit)
+    delta = number(delta)
     check_count((limit - start) / delta)
-    return torch.arange(start, limit, delta, dtype=torch.int64 if isinstance(start, int) else torch.float32)
+    return torch.arange(
+        start, limit, delta, dtype=torch.int64 if isinstance(start, int) else torch.float32
+    )
 
 
 @operator("OneHot", static=(1,))
@@ -257,12 +287,16 @@ def depth_to_space(x: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
 def space_to_depth(x: Tensor, blocksize: int) -> Tensor:
     """Blocks of pixels laid out as channels."""
     n, c, h, w = x.shape
-    x = x.reshape(n, c, h // blocksize, blocksize, w // blocksize, blocksize).permute(0, 3, 5, 1, 2, 4)
+    x = x.reshape(n, c, h // blocksize, blocksize, w // blocksize, blocksize).permute(
+        0, 3, 5, 1, 2, 4
+    )
     return x.reshape(n, c * blocksize**2, h // blocksize, w // blocksize)
 
 
 @operator("Pad", static=(1, 2, 3))
-def pad(x: Tensor, pads: Numbers, value: Numbers = None, axes: Numbers = None, mode: str = "constant") -> Tensor:
+def pad(
+    x: Tensor, pads: Numbers, value: Numbers = None, axes: Numbers = None, mode: str = "constant"
+) -> Tensor:
     """Padded at both ends of axes, or cropped where a size is negative."""
     pads = integers(pads)
     axes = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in integers(axes)]
@@ -275,13 +309,19 @@ def pad(x: Tensor, pads: Numbers, value: Numbers = None, axes: Numbers = None, m
     for axis, (before, after) in enumerate(sides):
         if before or after:
             check_places(max(before, 0) + max(after, 0) + x.shape[axis])
-            x = x.index_select(axis, _padded_places(x.shape[axis], before, after, mode).to(x.device))
+            x = x.index_select(
+                axis, _padded_places(x.shape[axis], before, after, mode).to(x.device)
+            )
     return x
 
 
 @lru_cache(maxsize=32)
 def _padded_places(size: int, before: int, after: int, mode: str) -> Tensor:
-    modes: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+    modes: dict[str, Literal["reflect", "edge", "wrap"]] = {
+        "reflect": "reflect",
+        "edge": "edge",
+        "wrap": "wrap",
+    }
     places = np.pad(np.arange(size), (max(before, 0), max(after, 0)), modes[mode])
     return torch.from_numpy(places[max(-before, 0) : len(places) - max(-after, 0)].copy())
 
@@ -291,11 +331,22 @@ def _padded_places(size: int, before: int, after: int, mode: str) -> Tensor:
 
 @operator("Resize", "Upsample", static=(1, 2, 3), opset=True)
 def _resize(
-    x: Tensor, roi: Numbers = None, scales: Numbers = None, sizes: Numbers = None, *, opset: int = 13,
-    mode: str = "nearest", coordinate_transformation_mode: str = "half_pixel", nearest_mode: str = "round_prefer_floor",
-    cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0, antialias: int = 0,
-    axes: list[int] | None = None, keep_aspect_ratio_policy: str = "stretch",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    roi: Numbers = None,
+    scales: Numbers = None,
+    sizes: Numbers = None,
+    *,
+    opset: int = 13,
+    mode: str = "nearest",
+    coordinate_transformation_mode: str = "half_pixel",
+    nearest_mode: str = "round_prefer_floor",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    antialias: int = 0,
+    axes: list[int] | None = None,
+    keep_aspect_ratio_policy: str = "stretch",
+) -> Tensor:
     """Sampled anew along axes, by scales or to sizes; the sizes of batch and channels are not looked at."""
     if (
         coordinate_transformation_mode == "tf_crop_and_resize"
@@ -311,14 +362,22 @@ def _resize(
         else [float(scale) for scale in (scales.tolist() if isinstance(scales, Tensor) else scales)]
     )
     targets = {
-        axis: (int(value), value / x.shape[axis]) if has_sizes else (math.floor(x.shape[axis] * value + 1e-6), value)
+        axis: (int(value), value / x.shape[axis])
+        if has_sizes
+        else (math.floor(x.shape[axis] * value + 1e-6), value)
         for axis, value in zip(axes, factors)
-        if axis >= x.ndim - len(factors) + 2 or (axis >= 2 and len(axes) == x.ndim) or len(axes) < x.ndim
+        if axis >= x.ndim - len(factors) + 2
+        or (axis >= 2 and len(axes) == x.ndim)
+        or len(axes) < x.ndim
     }
-    targets = {axis: target for axis, target in targets.items() if axis >= 1 and target[0] != x.shape[axis]}
+    targets = {
+        axis: target for axis, target in targets.items() if axis >= 1 and target[0] != x.shape[axis]
+    }
     if not targets:
         return x
-    fast = _torch_resize(x, targets, (mode, coordinate_transformation_mode, nearest_mode), antialias, cubic_coeff_a)
+    fast = _torch_resize(
+        x, targets, (mode, coordinate_transformation_mode, nearest_mode), antialias, cubic_coeff_a
+    )
     if fast is not None:
         return fast
     for axis, (size, scale) in targets.items():
@@ -328,7 +387,9 @@ def _resize(
     return x
 
 
-def _torch_resize(x: Tensor, targets: dict, modes: tuple, antialias: int, cubic: float) -> Tensor | None:
+def _torch_resize(
+    x: Tensor, targets: dict, modes: tuple, antialias: int, cubic: float
+) -> Tensor | None:
     """What torch's own function computes, where it computes the same."""
     mode, coordinates, nearest_mode = modes
     if x.ndim != 4 or any(axis < 2 for axis in targets) or antialias:
@@ -340,17 +401,29 @@ def _torch_resize(x: Tensor, targets: dict, modes: tuple, antialias: int, cubic:
             coordinates == "half_pixel" and nearest_mode.startswith("round")
         )
         return F.interpolate(x, size, mode="nearest") if whole and same else None
-    exact = all(abs(scale * x.shape[axis] - target) < 1e-3 for axis, (target, scale) in targets.items())
+    exact = all(
+        abs(scale * x.shape[axis] - target) < 1e-3 for axis, (target, scale) in targets.items()
+    )
     aligned = coordinates == "align_corners"
-    plain = aligned or coordinates == "half_pixel" or (coordinates == "pytorch_half_pixel" and min(size) > 1)
+    plain = (
+        aligned
+        or coordinates == "half_pixel"
+        or (coordinates == "pytorch_half_pixel" and min(size) > 1)
+    )
     if not exact or not plain or (mode == "cubic" and cubic != -0.75):
         return None
-    return F.interpolate(x, size, mode="bicubic" if mode == "cubic" else "bilinear", align_corners=aligned)
+    return F.interpolate(
+        x, size, mode="bicubic" if mode == "cubic" else "bilinear", align_corners=aligned
+    )
 
 
-def _resize_axis(x: Tensor, axis: int, size: int, scale: float, mode: str, setting: tuple) -> Tensor:
+def _resize_axis(
+    x: Tensor, axis: int, size: int, scale: float, mode: str, setting: tuple
+) -> Tensor:
     if x.is_meta:
-        return x.new_empty([size if other == axis else length for other, length in enumerate(x.shape)])
+        return x.new_empty(
+            [size if other == axis else length for other, length in enumerate(x.shape)]
+        )
     places, weights = _taps(x.shape[axis], size, scale, mode, setting)
     shape = [-1 if other == axis else 1 for other in range(x.ndim)]
     total = None
@@ -365,7 +438,9 @@ def _resize_axis(x: Tensor, axis: int, size: int, scale: float, mode: str, setti
 
 
 @lru_cache(maxsize=32)
-def _taps(inner: int, outer: int, scale: float, mode: str, setting: tuple) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _taps(
+    inner: int, outer: int, scale: float, mode: str, setting: tuple
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The places that each output reads along an axis, and their weights: one list entry a tap."""
     coordinates, nearest_mode, cubic, antialias = setting
     out = np.arange(outer, dtype=np.float64)
@@ -375,7 +450,9 @@ def _taps(inner: int, outer: int, scale: float, mode: str, setting: tuple) -> tu
         "align_corners": out * (inner - 1) / (outer - 1) if outer > 1 else out * 0,
         "asymmetric": out / scale,
         "tf_half_pixel_for_nn": (out + 0.5) / scale,
-        "half_pixel_symmetric": inner / 2 * (1 - outer / (inner * scale)) + (out + 0.5) / scale - 0.5,
+        "half_pixel_symmetric": inner / 2 * (1 - outer / (inner * scale))
+        + (out + 0.5) / scale
+        - 0.5,
     }[coordinates]
     if mode == "nearest":
         rounded = {
@@ -391,7 +468,10 @@ def _taps(inner: int, outer: int, scale: float, mode: str, setting: tuple) -> tu
     places = [first + tap for tap in range(taps)]
     weights = [_kernel((place - at) / stretch, mode, cubic) for place in places]
     if antialias:
-        weights = [np.where((place >= 0) & (place < inner), weight, 0) for place, weight in zip(places, weights)]
+        weights = [
+            np.where((place >= 0) & (place < inner), weight, 0)
+            for place, weight in zip(places, weights)
+        ]
         total = np.sum(weights, axis=0)
         weights = [weight / total for weight in weights]
     return [place.clip(0, inner - 1).astype(np.int64) for place in places], weights

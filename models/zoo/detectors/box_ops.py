@@ -46,7 +46,9 @@ def box_extent(input_size: InputSize) -> FixedBoxes:
         return FixedBoxes(torch.tensor([width, height, width, height], dtype=torch.float32))
 
 
-def anchors_of(generator: AnchorGenerator, input_size: InputSize, grids: Sequence[tuple[int, int]]) -> Tensor:
+def anchors_of(
+    generator: AnchorGenerator, input_size: InputSize, grids: Sequence[tuple[int, int]]
+) -> Tensor:
     """Anchors f32 (A, 4) x0 y0 x1 y1 in pixels of the input, map by map, as torchvision lays them.
 
     It lays them by whole divisions of the sides, having padded these to multiples of 32; where one is none, they
@@ -55,7 +57,10 @@ def anchors_of(generator: AnchorGenerator, input_size: InputSize, grids: Sequenc
     sides = height_width(input_size)
     whole = all(side % PADDED_TO == 0 for side in sides)
     strides = [
-        [side // cells if whole else nearest_power(side / cells) for side, cells in zip(sides, grid, strict=True)]
+        [
+            side // cells if whole else nearest_power(side / cells)
+            for side, cells in zip(sides, grid, strict=True)
+        ]
         for grid in grids
     ]
     with torch.device("cpu"), torch.inference_mode(False):
@@ -85,10 +90,15 @@ def decode_boxes(deltas: Tensor, anchors: Tensor, weights: Sequence[float]) -> T
     return torch.cat([centre - half, centre + half], dim=-1)
 
 
-def pixel_targets(targets: Sequence[BoxTarget], extent: FixedBoxes, device: torch.device) -> list[dict[str, Tensor]]:
+def pixel_targets(
+    targets: Sequence[BoxTarget], extent: FixedBoxes, device: torch.device
+) -> list[dict[str, Tensor]]:
     """Targets with boxes in pixels of the input and labels as torchvision counts them, from 1."""
     return [
-        {"boxes": target.boxes.to(device) * extent.on(device), "labels": target.labels.to(device) + 1}
+        {
+            "boxes": target.boxes.to(device) * extent.on(device),
+            "labels": target.labels.to(device) + 1,
+        }
         for target in targets
     ]
 
@@ -104,8 +114,12 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     """
     empty = (scores < 0)[..., None]
     # Rows without a box all take one place, so that the first of them suppresses the others at once.
-    boxes = torch.cat([boxes[..., :2].masked_fill(empty, 0), boxes[..., 2:].masked_fill(empty, 1)], dim=-1)
-    winners = torch.stack([_nms_mask(*frame, iou) for frame in zip(boxes.unbind(), scores.unbind())])
+    boxes = torch.cat(
+        [boxes[..., :2].masked_fill(empty, 0), boxes[..., 2:].masked_fill(empty, 1)], dim=-1
+    )
+    winners = torch.stack(
+        [_nms_mask(*frame, iou) for frame in zip(boxes.unbind(), scores.unbind())]
+    )
     return torch.where(winners, scores, NOTHING)
 
 

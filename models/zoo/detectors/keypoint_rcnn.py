@@ -31,7 +31,9 @@ class KeypointRcnn(TwoStage):
 
     has_points = True
 
-    def __init__(self, whole: detection.KeypointRCNN, input_size: InputSize, num_keypoints: int) -> None:
+    def __init__(
+        self, whole: detection.KeypointRCNN, input_size: InputSize, num_keypoints: int
+    ) -> None:
         super().__init__(whole, input_size)
         self.num_keypoints = num_keypoints
 
@@ -40,11 +42,15 @@ class KeypointRcnn(TwoStage):
         for target in targets:
             if len(target.points) and target.points.shape[1] != self.num_keypoints:
                 problem = f"the labels have {target.points.shape[1]} points, the model has {self.num_keypoints}"
-                raise InputError("keypoints", problem, "set `model_args: {num_keypoints: N}`", "model_args")
+                raise InputError(
+                    "keypoints", problem, "set `model_args: {num_keypoints: N}`", "model_args"
+                )
         plain = [BoxTarget(target.boxes, target.labels) for target in targets]
         device = outputs.objectness.device
         return super().loss(outputs, plain) + self._point_loss(
-            outputs, [target.boxes.to(device) for target in targets], [target.points.to(device) for target in targets]
+            outputs,
+            [target.boxes.to(device) for target in targets],
+            [target.points.to(device) for target in targets],
         )
 
     def distill(self, outputs: Regions, teacher: PoseDetections) -> Tensor:  # type: ignore[override]
@@ -57,7 +63,9 @@ class KeypointRcnn(TwoStage):
             for frame_points in taught
         ]
         own_boxes = [frame_boxes[rows].float() for frame_boxes, rows in zip(boxes, certain)]
-        return super().distill(outputs, (boxes, scores, labels)) + self._point_loss(outputs, own_boxes, seen)
+        return super().distill(outputs, (boxes, scores, labels)) + self._point_loss(
+            outputs, own_boxes, seen
+        )
 
     def _detect(self, features: Sequence[Tensor], proposals: Tensor, objectness: Tensor) -> Any:
         boxes, scores, labels = super()._detect(features, proposals, objectness)
@@ -69,12 +77,16 @@ class KeypointRcnn(TwoStage):
         live = rows_where((scores > 0).flatten())
         live_boxes = boxes.flatten(0, 1)[live]
         frame = (live // proposals_each).to(live_boxes.dtype)[:, None]
-        maps = self._maps(features, torch.cat([frame, live_boxes * self.extent.on(live_boxes.device)], dim=1)).float()
+        maps = self._maps(
+            features, torch.cat([frame, live_boxes * self.extent.on(live_boxes.device)], dim=1)
+        ).float()
         side = maps.shape[-1]
         best, cell = maps.flatten(2).max(dim=2)
-        row, column = cell // side, cell % side
+        row = cell // side
+        column = cell % side
         x, y = (self._refine(maps, row, column, side, axis) for axis in (1, 0))
-        spans, starts = live_boxes[:, None, 2:] - live_boxes[:, None, :2], live_boxes[:, None, :2]
+        spans = live_boxes[:, None, 2:] - live_boxes[:, None, :2]
+        starts = live_boxes[:, None, :2]
         places = starts + torch.stack([x, y], dim=-1) / side * spans
         points = places.new_zeros((frames * proposals_each, self.num_keypoints, 3))
         points[live] = torch.cat([places, best.sigmoid()[..., None]], dim=-1)
@@ -90,7 +102,9 @@ class KeypointRcnn(TwoStage):
             cell = row * side + place if axis else place * side + column
             return maps.flatten(2).gather(2, cell[..., None]).squeeze(2)
 
-        before, middle, after = value(at - 1), value(at), value(at + 1)
+        before = value(at - 1)
+        middle = value(at)
+        after = value(at + 1)
         curve = (2 * middle - before - after).clamp(min=MIN_CURVE)
         return at + 0.5 + ((after - before) / (2 * curve)).clamp(-0.5, 0.5)
 
@@ -102,29 +116,45 @@ class KeypointRcnn(TwoStage):
         pooled = self._pool(features, rois, heads.keypoint_roi_pool)
         return heads.keypoint_predictor(heads.keypoint_head(pooled))
 
-    def _point_loss(self, outputs: Regions, boxes: Sequence[Tensor], points: Sequence[Tensor]) -> Tensor:
+    def _point_loss(
+        self, outputs: Regions, boxes: Sequence[Tensor], points: Sequence[Tensor]
+    ) -> Tensor:
         """Cross-entropy of the places in the objects' boxes, and in proposals that overlap them."""
-        rois, matched, extent = [], [], self.extent.on(outputs.objectness.device)
+        rois = []
+        matched = []
+        extent = self.extent.on(outputs.objectness.device)
         for objects, proposals, scores in zip(boxes, outputs.proposals, outputs.scores):
             pixels = objects * extent
             picked = proposals[scores >= 0] if len(objects) else proposals[:0]
             overlap, row = (
-                box_iou(picked, pixels).max(dim=1) if len(picked) else (proposals[:0, 0], proposals[:0, 0].long())
+                box_iou(picked, pixels).max(dim=1)
+                if len(picked)
+                else (proposals[:0, 0], proposals[:0, 0].long())
             )
             near = (overlap >= MIN_OVERLAP).nonzero().squeeze(1)[:MAX_REGIONS]
             rois.append(torch.cat([pixels, picked[near]]))
-            matched.append(torch.cat([torch.arange(len(objects), device=objects.device), row[near]]))
+            matched.append(
+                torch.cat([torch.arange(len(objects), device=objects.device), row[near]])
+            )
         if not sum(map(len, rois)):
             return outputs.objectness.sum() * 0
-        frames = torch.cat([torch.full_like(regions[:, :1], index) for index, regions in enumerate(rois)])
+        frames = torch.cat(
+            [torch.full_like(regions[:, :1], index) for index, regions in enumerate(rois)]
+        )
         maps = self._maps(outputs.features, torch.cat([frames, torch.cat(rois)], dim=1))
         targets = [
-            torch.cat([object_points[..., :2] * extent[:2], object_points[..., 2:]], dim=-1) for object_points in points
+            torch.cat([object_points[..., :2] * extent[:2], object_points[..., 2:]], dim=-1)
+            for object_points in points
         ]
         return keypointrcnn_loss(maps, rois, targets, matched)
 
 
-@register("keypointrcnn_resnet50_fpn", task="keypoints", input_size=INPUT_SIZE, published="keypointrcnn_resnet50_fpn")
+@register(
+    "keypointrcnn_resnet50_fpn",
+    task="keypoints",
+    input_size=INPUT_SIZE,
+    published="keypointrcnn_resnet50_fpn",
+)
 def keypointrcnn_resnet50_fpn(
     num_classes: int, input_size: InputSize = INPUT_SIZE, num_keypoints: int = 17
 ) -> KeypointRcnn:

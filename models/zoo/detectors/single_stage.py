@@ -16,7 +16,12 @@ from torchvision.ops import box_iou
 
 from gemel.models.detector import BoxTarget, OneStage
 from gemel.models.preprocess import InputSize, height_width
-from gemel.models.zoo.detectors.box_ops import DISTILL_BACKGROUND, FixedBoxes, box_extent, decode_boxes
+from gemel.models.zoo.detectors.box_ops import (
+    DISTILL_BACKGROUND,
+    FixedBoxes,
+    box_extent,
+    decode_boxes,
+)
 
 MATCH_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3
@@ -41,7 +46,10 @@ def match(default_boxes: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:
 
 
 def ssd_loss(
-    outputs: tuple[Tensor, Tensor], targets: Sequence[BoxTarget], default_boxes: Tensor, box_coder: BoxCoder
+    outputs: tuple[Tensor, Tensor],
+    targets: Sequence[BoxTarget],
+    default_boxes: Tensor,
+    box_coder: BoxCoder,
 ) -> Tensor:
     """Cross-entropy with hard negatives plus smooth L1 of the boxes, over the number of matched default boxes."""
     logits, deltas = outputs
@@ -55,9 +63,13 @@ def ssd_loss(
     box_loss = F.smooth_l1_loss(deltas[frame, anchor], target_deltas, reduction="sum")
     classes = torch.zeros_like(matched)
     classes[frame, anchor] = labels[frame, row] + 1  # logit 0 is the background's
-    class_loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(matched.shape)
+    class_loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(
+        matched.shape
+    )
     negatives = class_loss.detach().masked_fill(positive, -1)
-    wanted_negatives = (NEGATIVES_PER_POSITIVE * positive.sum(dim=1, keepdim=True)).clamp(min=NEGATIVES_PER_POSITIVE)
+    wanted_negatives = (NEGATIVES_PER_POSITIVE * positive.sum(dim=1, keepdim=True)).clamp(
+        min=NEGATIVES_PER_POSITIVE
+    )
     rank = negatives.argsort(dim=1, descending=True).argsort(dim=1)
     counted = positive | ((rank < wanted_negatives) & (negatives >= 0))
     return (box_loss + class_loss[counted].sum()) / count
@@ -143,7 +155,9 @@ def single_stage(
     """A detector over a backbone that returns an ordered dict of maps; `build_head(channels, boxes per cell)`."""
     shapes = list(map_shapes(backbone, input_size).values())
     head = build_head([channels for channels, _, _ in shapes], generator.num_anchors_per_location())
-    return SingleStage(backbone, head, _fractions(generator, input_size, [shape[1:] for shape in shapes]))
+    return SingleStage(
+        backbone, head, _fractions(generator, input_size, [shape[1:] for shape in shapes])
+    )
 
 
 def map_shapes(backbone: nn.Module, input_size: InputSize) -> dict[str, MapShape]:
@@ -161,7 +175,8 @@ def map_shapes(backbone: nn.Module, input_size: InputSize) -> dict[str, MapShape
     finally:
         backbone.train(training)
     return {
-        name: (feature_map.shape[1], feature_map.shape[2], feature_map.shape[3]) for name, feature_map in maps.items()
+        name: (feature_map.shape[1], feature_map.shape[2], feature_map.shape[3])
+        for name, feature_map in maps.items()
     }
 
 
@@ -172,14 +187,18 @@ def spread(scales: Sequence[float], maps: int) -> list[float]:
     """
     values = [float(scale) for scale in scales]
     if len(values) not in (2, maps + 1) or values[0] <= 0 or values != sorted(values):
-        raise ValueError(f"scales must be 2 or {maps + 1} rising numbers above 0, not {list(scales)}")
+        raise ValueError(
+            f"scales must be 2 or {maps + 1} rising numbers above 0, not {list(scales)}"
+        )
     if len(values) == maps + 1:
         return values
     low, high = values
     return [low * (high / low) ** (step / maps) for step in range(maps + 1)]
 
 
-def _fractions(generator: DefaultBoxGenerator, input_size: InputSize, grids: Sequence[tuple[int, int]]) -> Tensor:
+def _fractions(
+    generator: DefaultBoxGenerator, input_size: InputSize, grids: Sequence[tuple[int, int]]
+) -> Tensor:
     with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
         size = height_width(input_size)
         frame = ImageList(torch.empty(1, 1, *size), [size])

@@ -144,10 +144,16 @@ def ssdlite320_mobilenet_v3_large(
 _VGG_SCALING = ((0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255))
 
 
-@register("ssd300_vgg16", task="detection", scaling=_VGG_SCALING, input_size=300, published="ssd300_vgg16")
-def ssd300_vgg16(num_classes: int, input_size: InputSize = 300, scales: Sequence[float] | None = None) -> SingleStage:
+@register(
+    "ssd300_vgg16", task="detection", scaling=_VGG_SCALING, input_size=300, published="ssd300_vgg16"
+)
+def ssd300_vgg16(
+    num_classes: int, input_size: InputSize = 300, scales: Sequence[float] | None = None
+) -> SingleStage:
     """torchvision's SSD300 on VGG-16 (Liu et al. 2016); its COCO weights fit when there are 91 classes."""
-    model = torchvision.models.detection.ssd300_vgg16(weights=None, weights_backbone=None, num_classes=num_classes)
+    model = torchvision.models.detection.ssd300_vgg16(
+        weights=None, weights_backbone=None, num_classes=num_classes
+    )
     generator: Any = model.anchor_generator
     if scales is not None or height_width(input_size) != (300, 300):
         chosen = generator.scales if scales is None else spread(scales, 6)

@@ -41,7 +41,9 @@ BETA = 1 / 9
 Target = dict[str, Tensor]
 
 
-def proposal_loss(rpn: Any, objectness: Tensor, deltas: Tensor, anchors: Tensor, targets: Sequence[Target]) -> Tensor:
+def proposal_loss(
+    rpn: Any, objectness: Tensor, deltas: Tensor, anchors: Tensor, targets: Sequence[Target]
+) -> Tensor:
     """Loss of objectness logits (N, A) and box deltas (N, A, 4); `rpn` is a RegionProposalNetwork."""
     labels, matched = zip(*(_match(rpn.proposal_matcher, anchors, target) for target in targets))
     positive, negative = (torch.stack(masks).bool() for masks in rpn.fg_bg_sampler(list(labels)))
@@ -51,7 +53,9 @@ def proposal_loss(rpn: Any, objectness: Tensor, deltas: Tensor, anchors: Tensor,
     chosen = positive | negative
     goals = (weights * positive)[chosen]
     class_loss = F.binary_cross_entropy_with_logits(objectness[chosen], goals)
-    encoded = rpn.box_coder.encode_single(boxes[positive], anchors.expand(len(targets), -1, -1)[positive])
+    encoded = rpn.box_coder.encode_single(
+        boxes[positive], anchors.expand(len(targets), -1, -1)[positive]
+    )
     return class_loss + _box_loss(deltas[positive], encoded, weights[positive]) / sampled
 
 
@@ -69,10 +73,13 @@ def region_loss(
     frames = [torch.full_like(boxes[:, :1], index) for index, boxes in enumerate(picked)]
     logits, deltas = classify(torch.cat([torch.cat(frames), torch.cat(picked)], dim=1))
     weights = torch.cat([_at(target["weights"], rows) for target, rows in zip(targets, matched)])
-    label, box_goals = torch.cat(labels), torch.cat(encoded)
+    label = torch.cat(labels)
+    box_goals = torch.cat(encoded)
     background = torch.zeros_like(label)
     # A region of the background loses the same either way.
-    is_label, is_background = (F.cross_entropy(logits, goal, reduction="none") for goal in (label, background))
+    is_label, is_background = (
+        F.cross_entropy(logits, goal, reduction="none") for goal in (label, background)
+    )
     class_loss = (weights * is_label + (1 - weights) * is_background).mean()
     rows = (label > 0).nonzero().squeeze(1)
     label_deltas = deltas.unflatten(1, (-1, 4))[rows, label[rows]]
@@ -82,7 +89,9 @@ def region_loss(
 def _match(matcher: Any, anchors: Tensor, target: Target) -> tuple[Tensor, Tensor]:
     """Label of each anchor (A,): 1 an object, 0 background, -1 neither; and the row of the object it fits best."""
     if not len(target["boxes"]):
-        return torch.zeros_like(anchors[:, 0]), torch.zeros(len(anchors), dtype=torch.int64, device=anchors.device)
+        return torch.zeros_like(anchors[:, 0]), torch.zeros(
+            len(anchors), dtype=torch.int64, device=anchors.device
+        )
     matched = matcher(box_iou(target["boxes"], anchors))
     labels = (matched >= 0).to(anchors.dtype)
     labels[matched == matcher.BETWEEN_THRESHOLDS] = -1
@@ -147,12 +156,15 @@ class TwoStage(Detector):
         self.level_sizes = [height * width * anchors for (height, width), anchors in cells]
         pooled = self.roi_heads.box_roi_pool.featmap_names
         height, _ = height_width(input_size)
-        self.strides = [nearest_power(height / shape[1]) for name, shape in shapes.items() if name in pooled]
+        self.strides = [
+            nearest_power(height / shape[1]) for name, shape in shapes.items() if name in pooled
+        ]
 
     def forward(self, x: Tensor) -> Regions | Detections:
         features = tuple(self.backbone(x).values())
         logits, deltas = concat_box_prediction_layers(*self.rpn.head(list(features)))
-        objectness, deltas = logits.reshape(len(x), -1), deltas.reshape(len(x), -1, 4)
+        objectness = logits.reshape(len(x), -1)
+        deltas = deltas.reshape(len(x), -1, 4)
         with torch.no_grad():
             proposals, scores = self._propose(objectness.float(), deltas.float())
         if self.training:
@@ -163,7 +175,11 @@ class TwoStage(Detector):
         """The four losses of Faster R-CNN, summed; anchors and proposals are sampled by torch's own generator."""
         pixel_boxes = pixel_targets(targets, self.extent, outputs.objectness.device)
         return self._loss(
-            outputs, [{**target, "weights": torch.ones_like(target["boxes"][:, 0])} for target in pixel_boxes]
+            outputs,
+            [
+                {**target, "weights": torch.ones_like(target["boxes"][:, 0])}
+                for target in pixel_boxes
+            ],
         )
 
     def distill(self, outputs: Regions, teacher: Detections) -> Tensor:
@@ -173,7 +189,8 @@ class TwoStage(Detector):
         box is weighted by s. So the loss is not zero at the original's own weights, but smallest near them.
         """
         boxes, scores, labels = teacher
-        taught, extent = [], self.extent.on(boxes.device)
+        taught = []
+        extent = self.extent.on(boxes.device)
         for box, score, label in zip(boxes.float() * extent, scores.float(), labels.long()):
             seen = score > 0
             taught.append({"boxes": box[seen], "labels": label[seen] + 1, "weights": score[seen]})
@@ -189,7 +206,9 @@ class TwoStage(Detector):
 
     def _propose(self, objectness: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
         """The best proposals (N, P, 4) over all levels, each level suppressed alone, and their scores (N, P)."""
-        boxes, scores, start = [], [], 0
+        boxes = []
+        scores = []
+        start = 0
         for size in self.level_sizes:
             level = slice(start, start + size)
             start += size
@@ -205,11 +224,16 @@ class TwoStage(Detector):
         best, rows = every.topk(min(self.rpn.post_nms_top_n(), every.shape[1]), dim=1)
         return rows_at(torch.cat(boxes, dim=1), rows), best
 
-    def _detect(self, features: Sequence[Tensor], proposals: Tensor, objectness: Tensor) -> Detections:
+    def _detect(
+        self, features: Sequence[Tensor], proposals: Tensor, objectness: Tensor
+    ) -> Detections:
         frames, proposals_each = objectness.shape
         heads = self.roi_heads
         live = rows_where((objectness >= 0).flatten())
-        rois = torch.cat([(live // proposals_each).to(proposals.dtype)[:, None], proposals.flatten(0, 1)[live]], dim=1)
+        rois = torch.cat(
+            [(live // proposals_each).to(proposals.dtype)[:, None], proposals.flatten(0, 1)[live]],
+            dim=1,
+        )
         logits, live_deltas = self._regions(features, rois)
         probabilities = logits.float().softmax(dim=1)[:, 1:]
         classes = probabilities.shape[1]
@@ -218,26 +242,38 @@ class TwoStage(Detector):
         deltas = probabilities.new_zeros((frames * proposals_each, classes * 4))
         deltas[live] = live_deltas[:, 4:].float()
         scores = scores.reshape(frames, -1)
-        best, rows = scores.topk(min(CANDIDATES_PER_PROPOSAL * proposals_each, scores.shape[1]), dim=1)
+        best, rows = scores.topk(
+            min(CANDIDATES_PER_PROPOSAL * proposals_each, scores.shape[1]), dim=1
+        )
         labels = rows % classes
         anchors = rows_at(proposals, rows // classes)
-        boxes = decode_boxes(rows_at(deltas.reshape(frames, -1, 4), rows), anchors, heads.box_coder.weights)
+        boxes = decode_boxes(
+            rows_at(deltas.reshape(frames, -1, 4), rows), anchors, heads.box_coder.weights
+        )
         extent = self.extent.on(boxes.device)
         boxes = boxes.clamp(min=0).minimum(extent)
         best = torch.where(_large(boxes, MIN_SIDE) & (best > heads.score_thresh), best, NOTHING)
         # Offsets keep classes apart, so that one suppression serves all of them.
         shifted = boxes + (labels * (extent.max() + 1))[..., None]
-        best, rows = suppress(shifted, best, heads.nms_thresh).topk(min(heads.detections_per_img, best.shape[1]), dim=1)
+        best, rows = suppress(shifted, best, heads.nms_thresh).topk(
+            min(heads.detections_per_img, best.shape[1]), dim=1
+        )
         missing = best < 0
         boxes = (rows_at(boxes, rows) / extent).masked_fill(missing[..., None], 0)
         labels = rows_at(labels, rows).masked_fill(missing, 0)
         padding = (0, heads.detections_per_img - best.shape[1])
-        return F.pad(boxes, (0, 0, *padding)), F.pad(best.clamp(min=0), padding), F.pad(labels, padding)
+        return (
+            F.pad(boxes, (0, 0, *padding)),
+            F.pad(best.clamp(min=0), padding),
+            F.pad(labels, padding),
+        )
 
     def _regions(self, features: Sequence[Tensor], rois: Tensor) -> tuple[Tensor, Tensor]:
         """Class logits (R, C + 1) and box deltas (R, 4 (C + 1)) of rois (R, 5): frame, x0, y0, x1, y1 in pixels."""
         if torch.compiler.is_exporting():
-            torch._check(rois.shape[0] > 0)  # the tracer must know to lay out the head; the graph takes none as well
+            torch._check(
+                rois.shape[0] > 0
+            )  # the tracer must know to lay out the head; the graph takes none as well
         return self.roi_heads.box_predictor(
             self.roi_heads.box_head(self._pool(features, rois, self.roi_heads.box_roi_pool))
         )
@@ -255,7 +291,9 @@ class TwoStage(Detector):
         used = self.strides[:1] if rois.is_meta else self.strides
         for index, stride in enumerate(used):
             rows = rows_where(level == index)
-            part = roi_align(features[index], rois[rows], pooling.output_size, 1 / stride, pooling.sampling_ratio)
+            part = roi_align(
+                features[index], rois[rows], pooling.output_size, 1 / stride, pooling.sampling_ratio
+            )
             pooled[rows] = part.to(pooled.dtype)
         return pooled
 
@@ -276,7 +314,9 @@ class SingleMap(nn.Module):
 
     def __init__(self, name: str, dilated: bool) -> None:
         super().__init__()
-        whole = torchvision.models.get_model(name, weights=None, replace_stride_with_dilation=[False, False, dilated])
+        whole = torchvision.models.get_model(
+            name, weights=None, replace_stride_with_dilation=[False, False, dilated]
+        )
         self.body = IntermediateLayerGetter(whole, {"layer4": "0"})
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -291,7 +331,9 @@ def _build(
     **args: Any,
 ) -> TwoStage:
     whole = make(num_classes, **args)
-    whole.rpn.anchor_generator = scale_anchors(cast(AnchorGenerator, whole.rpn.anchor_generator), anchor_scale)
+    whole.rpn.anchor_generator = scale_anchors(
+        cast(AnchorGenerator, whole.rpn.anchor_generator), anchor_scale
+    )
     return TwoStage(whole, input_size)
 
 
@@ -315,13 +357,20 @@ def _make_single_map(name: str, num_classes: int, dilated: bool = False) -> dete
     )
 
 
-for _name in ("resnet50_fpn", "resnet50_fpn_v2", "mobilenet_v3_large_fpn", "mobilenet_v3_large_320_fpn"):
+for _name in (
+    "resnet50_fpn",
+    "resnet50_fpn_v2",
+    "mobilenet_v3_large_fpn",
+    "mobilenet_v3_large_320_fpn",
+):
     _name = f"fasterrcnn_{_name}"
     _size = 320 if "320" in _name else INPUT_SIZE
     register(_name, task="detection", input_size=_size, published=_name)(
         partial(_build, partial(_make_published, _name))
     )
-register("fasterrcnn_resnet101_fpn", task="detection", input_size=INPUT_SIZE)(partial(_build, _make_resnet101_fpn))
+register("fasterrcnn_resnet101_fpn", task="detection", input_size=INPUT_SIZE)(
+    partial(_build, _make_resnet101_fpn)
+)
 for _name in ("resnet50", "resnet101"):
     _factory = partial(_build, partial(_make_single_map, _name))
     register(f"fasterrcnn_{_name}_c5", task="detection", input_size=INPUT_SIZE)(_factory)
