@@ -56,7 +56,7 @@ def verify_bundle(
     from gemel.edge_runtime.engines.prepare import find_prepared
     from gemel.edge_runtime.engines.prepared import verify_contents
     from gemel.models.bundle import open_bundle
-    from gemel.models.bundle.confined import verify_confined
+    from gemel.models.bundle.confined_bundle import verify_confined
     from gemel.models.bundle.signing import check_signature
 
     folder, keys, factories = Path.cwd(), [public_key] if public_key else [], list(factory)

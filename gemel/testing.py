@@ -21,7 +21,7 @@ from gemel.edge_runtime.scheduler.costs import Costs, QueryCost
 from gemel.edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, Policy, QuerySpec, SchedulerState
 from gemel.edge_runtime.sinks.base import BoxState, ResultMessage, Sink, SinkConfig
 from gemel.models.bundle import Bundle
-from gemel.models.decoders.registry import DECODERS, Decoder
+from gemel.models.decoders.decoder import DECODERS, Decoder
 from gemel.models.predictions import Task
 from gemel.models.preprocess import Size
 

@@ -20,10 +20,10 @@ from gemel.merger.checkpoint import storable
 from gemel.merger.context import MergeContext
 from gemel.merger.quantize import CONFIG
 from gemel.models.bundle import Bundle, BundleQuery
-from gemel.models.bundle.arrays import BundleArrays
-from gemel.models.bundle.documents import parse_document
 from gemel.models.bundle.format import Entry
 from gemel.models.bundle.manifest import ActivationRange, StoredTensor
+from gemel.models.bundle.query_documents import parse_document
+from gemel.models.bundle.stored_arrays import BundleArrays
 from gemel.models.decoders.graph_model import GraphAnswers
 from gemel.models.detector import Detector
 from gemel.models.errors import message_of

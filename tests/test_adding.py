@@ -34,7 +34,7 @@ from gemel.merger.context import MergeContext, Merged
 from gemel.merger.methods.registry import Method
 from gemel.models.bundle import Made, write_bundle
 from gemel.models.decoders import choose_decoder
-from gemel.models.decoders.registry import Decoder, GraphHead, Output
+from gemel.models.decoders.decoder import Decoder, GraphHead, Output
 from gemel.models.predictions import ClassPrediction
 from gemel.models.preprocess import Size
 from gemel.models.sharing.groups import groups

@@ -79,7 +79,7 @@ assert found.shapes == ((2,),)
     "an imported detector": """
 from gemel.models.decoders import DECODERS, coco_names, imagenet_names
 from gemel.models.decoders.readers import choose_reader
-from gemel.models.decoders.registry import GraphHead, Output
+from gemel.models.decoders.decoder import GraphHead, Output
 from gemel.models.tasks import task_of
 head = GraphHead((Output("out", (84, 525)),), (160, 160), {"author": "Ultralytics"})
 reader = choose_reader(head, "auto", "detection", ("person", "car"), "model.onnx")

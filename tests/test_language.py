@@ -49,6 +49,12 @@ def test_class_names_are_unique(repository: Path):
     assert find_duplicate_classes(product_files(repository)) == []
 
 
+@pytest.mark.parametrize("package", ["models", "video_samples"])
+def test_file_names_are_unique_within_a_package(repository: Path, package: str):
+    names = [path.name for path in (repository / package).rglob("*.py") if not path.name.startswith("__")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_glossary_has_every_project_term_of_docs(repository: Path):
     glossary = (repository / "docs" / "glossary.md").read_text()
     entries = {entry.lower() for entry in re.findall(r"^\| \**([^|*]+?)\** \|", glossary, re.MULTILINE)}

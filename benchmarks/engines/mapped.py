@@ -93,8 +93,8 @@ def write_originals(bundle_path: Path, folder: Path) -> None:
     import onnx
 
     from gemel.models.bundle import open_bundle
-    from gemel.models.bundle.arrays import BundleArrays
-    from gemel.models.bundle.documents import key_of_weight, refers_to_weights
+    from gemel.models.bundle.query_documents import key_of_weight, refers_to_weights
+    from gemel.models.bundle.stored_arrays import BundleArrays
 
     bundle = open_bundle(bundle_path)
     tensors = BundleArrays(bundle)

@@ -29,7 +29,7 @@ from gemel.models.decoders.heads import head_of
 from gemel.models.errors import message_of
 from gemel.models.graph import Graph, build_graph, load_graph
 from gemel.models.graph.fill import fill_graph
-from gemel.models.graph.reader import LUMA
+from gemel.models.graph.onnx_reader import LUMA
 from gemel.models.graph.stored import store_graph
 from gemel.models.graph.unfold import unfold_norms
 

@@ -38,7 +38,7 @@ from gemel.edge_runtime.engines.prepared import (
 from gemel.edge_runtime.memory.pages import MappedWeights
 from gemel.edge_runtime.memory.usage import process_peak_bytes, process_status
 from gemel.models.bundle import Bundle, BundleQuery, open_bundle
-from gemel.models.bundle.arrays import BundleArrays
+from gemel.models.bundle.stored_arrays import BundleArrays
 from gemel.models.errors import message_of
 from gemel.models.export.network_outputs import NetworkOutputs, OutputReader, describe_outputs
 from gemel.models.graph.activations import use_exact_products

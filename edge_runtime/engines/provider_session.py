@@ -23,7 +23,7 @@ from gemel.edge_runtime.engines.prepare_child import MIN_EXTERNAL_BYTES
 from gemel.edge_runtime.engines.prepared import MAKING, PreparedQuery, prepared_folder, remove_tree
 from gemel.edge_runtime.engines.providers import CPU, CUDA, PROVIDERS
 from gemel.models.bundle import Bundle
-from gemel.models.bundle.arrays import BundleArrays
+from gemel.models.bundle.stored_arrays import BundleArrays
 from gemel.models.errors import message_of
 from gemel.models.export.network_outputs import NetworkOutputs, describe_outputs
 from gemel.models.files.io import describe_problem

@@ -26,7 +26,7 @@ from gemel.models.files.io import check_apart, hold_locks
 from gemel.models.files.published import Published
 from gemel.models.files.weights import fingerprint, load_matching, save_weights
 from gemel.models.graph import Graph
-from gemel.models.graph.writer import write_graph
+from gemel.models.graph.onnx_writer import write_graph
 from gemel.models.measures.evaluation import is_competent, predict, score
 from gemel.models.notes import add_note
 from gemel.models.stages import Progress, Stages, silent

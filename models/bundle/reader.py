@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
-from gemel.models.bundle.documents import document_problems
 from gemel.models.bundle.format import (
     CHUNK_BYTES,
     BundleFile,
@@ -35,6 +34,7 @@ from gemel.models.bundle.model_spec import (
     load_model_spec,
     model_spec,
 )
+from gemel.models.bundle.query_documents import document_problems
 from gemel.models.errors import BundleError, InputError
 from gemel.models.files.documents import ParseError
 from gemel.models.files.extras import MERGE, is_installed

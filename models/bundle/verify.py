@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
-from gemel.models.bundle.documents import document_problems
 from gemel.models.bundle.format import CHUNK_BYTES, ITEM_BYTES, Entry, Header, tensor_name
 from gemel.models.bundle.manifest import Manifest, graph_names
 from gemel.models.bundle.model_spec import architecture, load_model_spec
+from gemel.models.bundle.query_documents import document_problems
 from gemel.models.bundle.reader import map_file, parse
 from gemel.models.bundle.writer import load_order
 from gemel.models.errors import BundleError

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gemel.models.decoders.registry import DECODERS, Decoder, GraphHead, are_rivals, class_names
+from gemel.models.decoders.decoder import DECODERS, Decoder, GraphHead, are_rivals, class_names
 from gemel.models.errors import InputError, join_names
 from gemel.models.labels.class_names import UNUSED, find_names
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float, library_of, logarithm, logit
+from gemel.models.decoders.decoder import Decoder, GraphHead, Outputs, order_by_weight
 from gemel.models.decoders.families import PLAIN
-from gemel.models.decoders.registry import Decoder, GraphHead, Outputs, order_by_weight
 from gemel.models.labels.class_names import parse
 from gemel.models.preprocess import Preprocess, Size
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemel.models.arrays import as_float, sigmoid, softmax
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Output, Outputs, class_names
 from gemel.models.decoders.families import IMAGENET, PLAIN
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Output, Outputs, class_names
 from gemel.models.preprocess import Size
 
 COCO_SOFTMAX = 92

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import as_float, constant
-from gemel.models.decoders.families import YOLO
-from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
-from gemel.models.decoders.registry import (
+from gemel.models.decoders.decoder import (
     OVERLAP,
     Boxes,
     Decoder,
@@ -17,6 +15,8 @@ from gemel.models.decoders.registry import (
     class_names,
     count_extra,
 )
+from gemel.models.decoders.families import YOLO
+from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
 from gemel.models.decoders.yolo import ROTATION
 from gemel.models.preprocess import Size
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import as_float, constant, library_of, sigmoid
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.families import FASTESTDET
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, grid
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.preprocess import Size
 
 STRIDE = 16

@@ -23,12 +23,12 @@ from gemel.models.decoders import (
     task_of_metadata,
 )
 from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.decoder import GraphHead, class_names
 from gemel.models.decoders.detr import Detr
 from gemel.models.decoders.families import PLAIN
 from gemel.models.decoders.graph_model import GraphModel, build_model
 from gemel.models.decoders.heads import head_of
 from gemel.models.decoders.outputs import find_outputs
-from gemel.models.decoders.registry import GraphHead, class_names
 from gemel.models.errors import InputError, join_names
 from gemel.models.labels.class_names import ASKED, UNUSED, find_other_names, parse
 from gemel.models.notes import add_note

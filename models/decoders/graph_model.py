@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gemel.models.decoders.activations import find_activations, source_operator
+from gemel.models.decoders.decoder import Boxes, GraphHead, Poses
 from gemel.models.decoders.heads import BATCH, head_of
+from gemel.models.decoders.last_activations import find_activations, source_operator
 from gemel.models.decoders.losses import dense_loss, distill_outputs, matched_loss, rows_by_level
 from gemel.models.decoders.outputs import RawOutputs
 from gemel.models.decoders.readers import GraphBoxes, GraphLogits, choose_reader
-from gemel.models.decoders.registry import Boxes, GraphHead, Poses
 from gemel.models.detector import BoxTarget, OneStage, PoseTarget
 from gemel.models.graph.steps import StepKind, StepNetwork
 

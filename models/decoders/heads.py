@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gemel.models.decoders.registry import GraphHead, Output
+from gemel.models.decoders.decoder import GraphHead, Output
 
 if TYPE_CHECKING:
     import onnx

@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.ops import box_iou, generalized_box_iou, generalized_box_iou_loss
 
-from gemel.models.decoders.activations import Activation
+from gemel.models.decoders.last_activations import Activation
 from gemel.models.detector import BoxTarget, PoseTarget
 from gemel.models.errors import InputError
 

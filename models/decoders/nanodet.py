@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from gemel.models.arrays import Array, as_float, constant, library_of, sigmoid, softmax
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.families import MMDET
 from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions, grid
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.preprocess import Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))

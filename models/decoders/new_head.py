@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from gemel.models.decoders import choose_decoder, known_names
 from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.decoder import Decoder
 from gemel.models.decoders.graph_model import GraphAnswers, last_layers
 from gemel.models.decoders.heads import head_of
-from gemel.models.decoders.registry import Decoder
 from gemel.models.errors import InputError, join_names
 from gemel.models.graph import Graph, TensorInfo, build_graph, load_graph
 from gemel.models.graph.proto_graph import ProtoGraph

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemel.models.arrays import Array, library_of
 from gemel.models.decoders.classifier import as_logits
-from gemel.models.decoders.registry import GraphHead, Outputs, order_by_weight
+from gemel.models.decoders.decoder import GraphHead, Outputs, order_by_weight
 from gemel.models.errors import InputError
 from gemel.models.tasks import task_of
 

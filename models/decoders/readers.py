@@ -11,9 +11,9 @@ import numpy as np
 from gemel.models.arrays import Array
 from gemel.models.decoders import choose_columns, choose_decoder
 from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Outputs, Poses
 from gemel.models.decoders.grids import ALL_ROWS, Rows
 from gemel.models.decoders.outputs import RawOutputs, find_outputs
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs, Poses
 from gemel.models.objects.candidates import MAX_CANDIDATES, BoxReader, Candidates, choose_best
 from gemel.models.preprocess import Size
 from gemel.models.tasks import TASKS

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float
+from gemel.models.decoders.decoder import OVERLAP, Boxes, Decoder, GraphHead, Output, Outputs
 from gemel.models.decoders.families import ULTRALYTICS, YOLO, YOLO_NAS, family_preprocess
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import OVERLAP, Boxes, Decoder, GraphHead, Output, Outputs
 from gemel.models.preprocess import Preprocess, Size
 
 MIN_ROWS = 1000

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float, library_of
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.end2end import END2END_WORDS
 from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.yolo import ROTATION, STRIDES, WORDS
 from gemel.models.objects.outlines import rotate_boxes
 from gemel.models.preprocess import Size

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import library_of
-from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
-from gemel.models.decoders.registry import (
+from gemel.models.decoders.decoder import (
     Decoder,
     GraphHead,
     Outputs,
@@ -15,6 +14,7 @@ from gemel.models.decoders.registry import (
     class_names,
     point_shape,
 )
+from gemel.models.decoders.grids import ALL_ROWS, Rows, fractions
 from gemel.models.decoders.yolo import STRIDES
 from gemel.models.decoders.yolo_parts import YoloParts, place_parts
 from gemel.models.preprocess import Size

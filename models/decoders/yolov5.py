@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemel.models.arrays import Array, as_float
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.families import YOLO
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.preprocess import Size
 
 ANCHORS = 3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemel.models.arrays import Array, as_float, library_of
+from gemel.models.decoders.decoder import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.decoders.families import YOLO, YOLOX
 from gemel.models.decoders.grids import ALL_ROWS, Rows, corners, fractions, grid
-from gemel.models.decoders.registry import Boxes, Decoder, GraphHead, Outputs
 from gemel.models.preprocess import Size
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemel.models.bundle.documents import key_of_weight, refers_to_weights
 from gemel.models.bundle.manifest import BundleQuery
+from gemel.models.bundle.query_documents import key_of_weight, refers_to_weights
 from gemel.models.graph.work import count_products
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gemel.models.bundle.documents import WEIGHTS_FILE
 from gemel.models.bundle.manifest import GRAPH, MAX_GRAPH_BYTES
 from gemel.models.bundle.model_spec import model_spec
+from gemel.models.bundle.query_documents import WEIGHTS_FILE
 from gemel.models.errors import InputError, size_text
 from gemel.models.export.network_outputs import OUTPUTS_KEY
 from gemel.models.export.trace import describe_outputs, trace_graph

@@ -14,9 +14,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from gemel.models.bundle.manifest import BundleQuery
 from gemel.models.decoders import AUTO
+from gemel.models.decoders.decoder import GraphHead
 from gemel.models.decoders.heads import BATCH, head_of
 from gemel.models.decoders.readers import GraphReader, choose_reader
-from gemel.models.decoders.registry import GraphHead
 from gemel.models.errors import InputError
 from gemel.models.objects.candidates import (
     MAX_CANDIDATES,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemel.models.bundle.arrays import BundleArrays
-from gemel.models.bundle.documents import key_of_weight
+from gemel.models.bundle.query_documents import key_of_weight
+from gemel.models.bundle.stored_arrays import BundleArrays
 from gemel.models.errors import InputError, join_names
 from gemel.models.export.onnx_file import BATCH_AXIS, DYNAMIC, OWN, Batch, ExportedModel, write_file
 from gemel.models.files.extras import is_installed

@@ -29,7 +29,7 @@ from gemel.models.files.extras import is_installed
 
 PRELOADED = (
     "torch", "torchvision", "gemel.models.graph.program", "gemel.models.files.foreign_checkpoint",
-    "gemel.models.bundle.confined",
+    "gemel.models.bundle.confined_bundle",
 )  # fmt: skip
 """Modules that children find imported."""
 WARMED = "gemel.models.graph.packing:warm_up"

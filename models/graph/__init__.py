@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gemel.models.graph.network import build_graph
-    from gemel.models.graph.reader import load_graph
+    from gemel.models.graph.onnx_reader import load_graph
     from gemel.models.graph.records import Cut, Graph, TensorInfo
 
 __all__ = ["Cut", "Graph", "TensorInfo", "build_graph", "load_graph"]
 _HOMES = {"Cut": "records", "Graph": "records", "TensorInfo": "records", "build_graph": "network",
-          "load_graph": "reader"}  # fmt: skip
+          "load_graph": "onnx_reader"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from gemel.models.errors import InputError, message_of
-from gemel.models.graph.bounds import HINT
+from gemel.models.graph.document_bounds import HINT
 from gemel.models.graph.gate import WEIGHTS, GatedGraph, GraphKind, admit_graph, write_model
 
 logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # it warns of what the reader refuses

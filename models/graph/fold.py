@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gemel.models.errors import InputError
-from gemel.models.graph.bounds import HINT, MAX_NODES
 from gemel.models.graph.document import (
     MAX_TENSOR_BYTES,
     describe_node,
@@ -24,9 +23,10 @@ from gemel.models.graph.document import (
     source_of,
     text_of,
 )
+from gemel.models.graph.document_bounds import HINT, MAX_NODES
 from gemel.models.graph.operators import OPERATORS
+from gemel.models.graph.operators.operator_registry import integers, number
 from gemel.models.graph.operators.recurrent import ACTIVATIONS, FIRST_STATES, LENGTHS
-from gemel.models.graph.operators.registry import integers, number
 from gemel.models.graph.operators.shapes import dtype_of
 from gemel.models.graph.torch_values import attributes_of, to_torch
 from gemel.models.graph.work import (

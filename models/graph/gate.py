@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from gemel.models.errors import InputError
-from gemel.models.graph.bounds import HINT, MAX_OPSET, MIN_OPSET, check_fields, count_nodes
+from gemel.models.graph.document_bounds import HINT, MAX_OPSET, MIN_OPSET, check_fields, count_nodes
 from gemel.models.graph.inline import LOCAL, inline_functions
 from gemel.models.graph.schemas import BRANCHING, LISTED, STANDARD, standard_attributes
 

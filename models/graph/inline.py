@@ -8,7 +8,7 @@ from typing import Protocol
 import onnx
 
 from gemel.models.errors import InputError, size_text
-from gemel.models.graph.bounds import HINT
+from gemel.models.graph.document_bounds import HINT
 
 LOCAL = "local"
 """The domain of a file's own functions."""

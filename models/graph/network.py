@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gemel.models.errors import InputError, message_of
-from gemel.models.graph.bounds import HINT
 from gemel.models.graph.document import parse_model, text_of
+from gemel.models.graph.document_bounds import HINT
 from gemel.models.graph.fold import check_operator, prepare_call
 from gemel.models.graph.gate import BUFFER, WHERE
 from gemel.models.graph.operators import OPERATORS
-from gemel.models.graph.operators.layers import flat_pads, window_pads
+from gemel.models.graph.operators.layer_functions import flat_pads, window_pads
 from gemel.models.graph.operators.shapes import dtype_of
 from gemel.models.graph.steps import NetworkStep, Result, StepKind, StepNetwork
 from gemel.models.graph.torch_values import attributes_of, to_torch

@@ -12,9 +12,9 @@ import torch
 from gemel.models.bundle.format import has_code
 from gemel.models.errors import InputError
 from gemel.models.files.confined_server import ConfinedResult
-from gemel.models.graph.bounds import HINT
-from gemel.models.graph.confined import DOCUMENT, STATE
-from gemel.models.graph.reader import read_graph, read_onnx
+from gemel.models.graph.confined_graph import DOCUMENT, STATE
+from gemel.models.graph.document_bounds import HINT
+from gemel.models.graph.onnx_reader import read_graph, read_onnx
 from gemel.models.graph.stored import store_graph
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import onnx
 
 from gemel.models.bits import Bits
-from gemel.models.bundle.arrays import unpack_nibbles
-from gemel.models.bundle.documents import key_of_weight
 from gemel.models.bundle.manifest import BundleQuery, wide_shape
+from gemel.models.bundle.query_documents import key_of_weight
+from gemel.models.bundle.stored_arrays import unpack_nibbles
 from gemel.models.graph.activations import list_wide_products, name_places, quantize_activations
 from gemel.models.graph.proto_graph import Constant, ProtoGraph, ProtoNode, make_node
 from gemel.models.graph.stored import transposed_weights

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemel.models.errors import InputError, size_text
-from gemel.models.graph.bounds import HINT
+from gemel.models.graph.document_bounds import HINT
 
 MAX_OPERATIONS, OPERATIONS_PER_BYTE = 10**10, 32
 """Of all that is computed while a file is read: this many, and more for each byte of the file's constants."""

@@ -21,7 +21,7 @@ from gemel.edge_runtime.scheduler.types import Decision
 from gemel.edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig
 from gemel.merger import METHODS
 from gemel.models.decoders import choose_decoder
-from gemel.models.decoders.registry import DECODERS, Decoder, GraphHead, Output
+from gemel.models.decoders.decoder import DECODERS, Decoder, GraphHead, Output
 from gemel.models.objects.candidates import DecodedReader, SuppressedReader
 from gemel.models.predictions import BoxLabels, IdentityLabel, LabelSet, MaskLabels, PoseLabels
 from gemel.models.tasks import TASKS, task_of

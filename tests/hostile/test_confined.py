@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemel.models.bundle.confined import verify_confined
+from gemel.models.bundle.confined_bundle import verify_confined
 from gemel.models.bundle.format import encode_header, place
 from gemel.models.errors import InputError
 from gemel.models.files import confined
@@ -23,7 +23,7 @@ from gemel.models.files.confined import ChildAnswer, Limits, describe_confinemen
 from gemel.models.files.landlock import landlock_version
 from gemel.models.files.weights import load_matching
 from gemel.models.graph import load_graph
-from gemel.models.graph.reader import read_graph
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.notes import collect_notes
 from tests.models.graph.onnx_files import write_classifier
 

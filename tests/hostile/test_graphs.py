@@ -25,7 +25,7 @@ from gemel.models.bundle import BundleQuery, Made, open_bundle, verify_bundle, w
 from gemel.models.errors import GemelError, InputError
 from gemel.models.graph import build_graph
 from gemel.models.graph.fill import fill_graph
-from gemel.models.graph.reader import read_graph
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.graph.stored import restore_graph, store_graph
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query

@@ -19,11 +19,11 @@ from torch import nn
 
 from gemel.models.errors import InputError
 from gemel.models.graph import program_archive, program_operators, program_schema
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.graph.program import convert_program, copy_program
 from gemel.models.graph.program_fields import ProgramFault
 from gemel.models.graph.program_schema import rebuild_program
 from gemel.models.graph.program_sizes import SizeParser
-from gemel.models.graph.reader import read_graph
 from tests.hostile.codecs import Bomb
 
 MARK = "was-run"

@@ -12,7 +12,7 @@ from gemel.edge_runtime.policies import POLICIES, policy_named
 from gemel.edge_runtime.policies.gemel import GemelPolicy
 from gemel.edge_runtime.sinks.base import SINKS
 from gemel.models.decoders import choose_decoder
-from gemel.models.decoders.registry import GraphHead, Output
+from gemel.models.decoders.decoder import GraphHead, Output
 from gemel.models.errors import InputError
 from gemel.models.notes import collect_notes
 from gemel.models.plugins import BUILT_IN, find_entries

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gemel.models.graph.operators.registry import (
+from gemel.models.graph.operators.operator_registry import (
     OPERATORS,
     Numbers,
     Operator,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gemel.models.graph.operators.registry import MAX_STEPS, operator
+from gemel.models.graph.operators.operator_registry import MAX_STEPS, operator
 
 Step = Callable[[Tensor, list[Tensor], Tensor, Tensor], list[Tensor]]
 """From the input's part of the gates (N, G * H), the states (N, H), the recurrence (G * H, H) and its bias."""

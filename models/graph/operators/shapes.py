@@ -13,7 +13,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 from torch.nn import functional as F
 
-from gemel.models.graph.operators.registry import (
+from gemel.models.graph.operators.operator_registry import (
     Numbers,
     check_count,
     check_places,

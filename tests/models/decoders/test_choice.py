@@ -5,8 +5,8 @@ import pytest
 
 from gemel.models.decoders import choose_columns, choose_decoder, coco_names
 from gemel.models.decoders.classifier import Classifier
+from gemel.models.decoders.decoder import GraphHead, Output, class_names
 from gemel.models.decoders.detr import Detr
-from gemel.models.decoders.registry import GraphHead, Output, class_names
 from gemel.models.decoders.yolo import Yolo
 from gemel.models.decoders.yolox import Yolox
 from gemel.models.errors import InputError

@@ -8,7 +8,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 
 from gemel.models.decoders import choose_decoder, coco_names, coco_numbers, imagenet_names
 from gemel.models.decoders.classifier import Classifier
-from gemel.models.decoders.registry import GraphHead, Output
+from gemel.models.decoders.decoder import GraphHead, Output
 from gemel.models.decoders.yolo_parts import YoloObb
 from gemel.models.decoders.yolox import Yolox
 from gemel.models.errors import InputError

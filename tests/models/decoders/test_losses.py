@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from gemel.models.decoders.activations import Activation
+from gemel.models.decoders.last_activations import Activation
 from gemel.models.decoders.losses import (
     as_rows,
     dense_loss,

@@ -15,7 +15,7 @@ from gemel.models.decoders.graph_model import GraphDetector, build_model
 from gemel.models.decoders.new_head import make_head
 from gemel.models.errors import InputError
 from gemel.models.graph import Graph, load_graph
-from gemel.models.graph.writer import write_graph
+from gemel.models.graph.onnx_writer import write_graph
 from gemel.models.notes import collect_notes
 from tests.models.decoders.exporters import export_deployed
 from tests.models.decoders.tiny_graphs import SIDE, TinyClassifier, TinyYolox, export

@@ -14,8 +14,8 @@ from torch import nn
 
 from gemel.edge_runtime.life.daemon import run
 from gemel.merger import merge
+from gemel.models.decoders.decoder import GraphHead, Output
 from gemel.models.decoders.outputs import RawOutputs, find_outputs
-from gemel.models.decoders.registry import GraphHead, Output
 from gemel.models.errors import InputError
 from gemel.models.workload import load_workload
 from tests.gemel import task_workload as drawn

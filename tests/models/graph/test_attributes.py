@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gemel.models.errors import InputError
 from gemel.models.graph import Graph, build_graph
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.graph.operators import OPERATORS
-from gemel.models.graph.reader import read_graph
 from tests.models.graph.test_operators import CASES, OPSETS, OUTPUTS, Draw
 
 SIDE = 8

@@ -14,7 +14,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from gemel.models.decoders.files import ModelFile
 from gemel.models.errors import InputError
 from gemel.models.graph import build_graph
-from gemel.models.graph.reader import read_graph
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.notes import collect_notes
 from gemel.models.quantization import pack
 from tests.models.graph.onnx_files import SIDE, write_classifier

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gemel.models.graph import build_graph
 from gemel.models.graph.fill import fill_graph
-from gemel.models.graph.reader import read_graph
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.graph.stored import store_graph
 
 SIDE = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gemel.models.errors import InputError
 from gemel.models.files.io import open_atomic
-from gemel.models.graph.bounds import MAX_FILE_BYTES
+from gemel.models.graph.document_bounds import MAX_FILE_BYTES
 from gemel.models.graph.fill import fill_graph
 from gemel.models.graph.records import Graph
 from gemel.models.graph.stored import store_graph

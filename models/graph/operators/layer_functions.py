@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gemel.models.graph.operators.registry import operator
+from gemel.models.graph.operators.operator_registry import operator
 
 Ints = Sequence[int]
 

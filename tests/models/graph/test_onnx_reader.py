@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gemel.models.errors import InputError
 from gemel.models.graph import build_graph, load_graph
-from gemel.models.graph.reader import read_graph
+from gemel.models.graph.onnx_reader import read_graph
 from gemel.models.notes import collect_notes
 
 

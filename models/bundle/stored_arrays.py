@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 
 from gemel.models.bits import max_code
-from gemel.models.bundle.documents import parse_document
 from gemel.models.bundle.format import tensor_name
 from gemel.models.bundle.manifest import BundleQuery, wide_shape
+from gemel.models.bundle.query_documents import parse_document
 from gemel.models.errors import BundleError
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from gemel.models.errors import InputError, join_names, message_of, size_text
 from gemel.models.files.io import read_bounded
-from gemel.models.graph.bounds import HINT, MAX_FILE_BYTES
 from gemel.models.graph.cut import cut_end, remove_unused
 from gemel.models.graph.dequantise import drop_codes
 from gemel.models.graph.document import (
@@ -34,6 +33,7 @@ from gemel.models.graph.document import (
     text_of,
     write_document,
 )
+from gemel.models.graph.document_bounds import HINT, MAX_FILE_BYTES
 from gemel.models.graph.fold import BatchError, Folded, FoldLimits, fold_graph
 from gemel.models.graph.gate import BUFFER, GatedGraph, admit_graph
 from gemel.models.graph.names import write_weights
@@ -64,7 +64,7 @@ def load_graph(path: str | Path, size: Size | None = None) -> Graph:
     Raises InputError, one line with the operator and what to do, for a file that is damaged, cannot be taken or takes
     too much.
     """
-    from gemel.models.graph.confined import load_confined
+    from gemel.models.graph.confined_graph import load_confined
 
     return load_confined(Path(path), size)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gemel.models.decoders.activations import Activation, find_activations
 from gemel.models.decoders.graph_model import last_layers
+from gemel.models.decoders.last_activations import Activation, find_activations
 from gemel.models.graph import build_graph, load_graph
 
 
