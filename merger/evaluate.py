@@ -82,9 +82,9 @@ def evaluate_queries(
 ) -> dict[str, float]:
     """The ratio of every model, each on the rank of its query; an unchanged original's is 1.
 
-    With `settling_frames` a model is also evaluated with its norms fitted to its weights, on so many train frames where
-    that is a recalibration, and keeps the better ones. A detector's scores are matched with its original's first
-    (merger.scores).
+    With `settling_frames` a model below what is required is also evaluated with its norms fitted to its weights, on so
+    many train frames where that is a recalibration, and keeps the better ones. A detector's scores are matched with its
+    original's first (merger.scores).
     """
 
     def evaluate(_: StepCache, query: str) -> Evaluated:
@@ -94,7 +94,9 @@ def evaluate_queries(
         matched = ctx.match_scores(query, model)
         unsettled = Evaluated(ctx.ratio(query, model), matched)
         model.load_state_dict(models[query].state_dict())
-        if unsettled.ratio >= 1 or not settling_frames or not ctx.recalibrate(query, model, settling_frames):
+        if unsettled.ratio >= ctx.required_ratio(query) or not settling_frames:
+            return unsettled
+        if not ctx.recalibrate(query, model, settling_frames):
             return unsettled
         settled = {**changed_tensors(model, models[query].state_dict()), **ctx.match_scores(query, model)}
         return max(unsettled, Evaluated(ctx.ratio(query, model), settled), key=lambda one: one.ratio)

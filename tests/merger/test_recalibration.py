@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gemel.merger.checkpoint import StepCache
 from gemel.merger.config import MEASUREMENT
 from gemel.merger.context import MergeContext, recalibrate
+from gemel.merger.evaluate import evaluate_queries
 
 
 class _Frames:
@@ -62,3 +64,15 @@ def test_recalibration_of_one_frame_changes_nothing(ctx: MergeContext) -> None:
     model = _model()
     recalibrate(ctx, "q0", model, MEASUREMENT.recalibration_frames)
     assert torch.equal(model.state_dict()["1.running_var"], torch.ones(3))
+
+
+def test_evaluation_fits_norms_only_below_what_is_required(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, refitted = ctx.models(["q0", "q1"]), []
+    for model in models.values():
+        next(model.parameters()).data *= 1.01
+    ratios = {query: ctx.required_ratio(query) - (0.01 if query == "q1" else 0.0) for query in models}
+    assert max(ratios.values()) < 1.0
+    monkeypatch.setattr(ctx, "ratio", lambda query, model: ratios[query])
+    monkeypatch.setattr(ctx, "recalibrate", lambda query, *_: refitted.append(query))
+    assert evaluate_queries(ctx, StepCache(), "evaluated", models, MEASUREMENT.recalibration_frames) == ratios
+    assert refitted == ["q1"]
