@@ -45,6 +45,7 @@ from gemel.models.workload import Query, Workload
 from gemel.models.zoo import build_query, preprocess_of
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Merged")
 
 
 def recalibrate(ctx: MergeContext, query: str, model: nn.Module, frames: int) -> bool:
@@ -537,6 +538,12 @@ class Merged:
     plan: SharingPlan
     states: Mapping[str, State]
     networks: Mapping[str, str] = field(default_factory=dict)
+
+    def join(self: M, other: Merged) -> M:
+        """This and what another one has of other queries."""
+        plan = SharingPlan(self.plan.shared + other.plan.shared)
+        states, networks = {**self.states, **other.states}, {**self.networks, **other.networks}
+        return replace(self, plan=plan, states=states, networks=networks)
 
     def complete(self, ctx: MergeContext) -> Merged:
         """This with the base of every query that has no state."""

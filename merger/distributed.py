@@ -48,9 +48,9 @@ CONFIG = DistributedConfig()
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def is_later_start(environment: Mapping[str, str] = os.environ) -> bool:
+def is_later_start() -> bool:
     """Whether torchrun starts again what it started before, after a process ended."""
-    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 class PeerError(GemelError):

@@ -21,12 +21,11 @@ from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import Price, price_in_bytes, required_ratios
 from gemel.merger.events import Change, Event, StepStart
 from gemel.merger.methods.registry import enter_step, report_row
-from gemel.merger.quantize import Quantized, QuantizedWeight, max_flops, quantizable_weights, quantize
+from gemel.merger.quantize import Quantized, max_flops, quantizable_weights, quantize
 from gemel.merger.shipped import Shipped
 from gemel.models.bits import AUTO_BITS, Bits
 from gemel.models.errors import join_names
 from gemel.models.notes import add_note
-from gemel.models.quantization import WIDE
 
 LOWERING = "finding how few bits weights need"
 ROUNDING = "rounding costs too much of"
@@ -94,7 +93,7 @@ def lower_bits(
     seconds = 0.0
     for bits in options.bits:
         weights = quantizable_weights(ctx, merged, bits, queries)
-        before = steps[-1].storage.nbytes or sum(map(_wide_bytes, weights))
+        before = steps[-1].storage.nbytes or sum(weight.wide_bytes for weight in weights)
         possible = max(0, before - sum(weight.nbytes for weight in weights))
         price = price_in_bytes(ctx, options, cost) if is_auto else -math.inf  # given bits are taken whatever they save
         start = enter_step(ctx, checkpoint, budget, CHANGES[bits], possible, price, name, seconds=seconds)
@@ -108,10 +107,6 @@ def lower_bits(
         steps.append(shipped)
         seconds = checkpoint.elapsed_s - began_s
     return steps
-
-
-def _wide_bytes(weight: QuantizedWeight) -> int:
-    return math.prod(weight.shape) * WIDE.itemsize
 
 
 def _store(task: BitsTask, before: Shipped, merged: Merged, bits: Bits) -> Shipped | None:

@@ -49,7 +49,7 @@ def copy_donor_weights(plan: SharingPlan, states: Mapping[str, State], donors: S
     """The states with the donor's weight in every set: the donor is the first of `donors` among its members."""
     changed = {query: dict(state) for query, state in states.items()}
     for members in plan.shared:
-        donor, path = set_donor(members, donors)
+        donor, path = min(members, key=lambda member: donors.index(member[0]))
         _set_weight(changed, members, states[donor][weight_key(states[donor], path)])
     return changed
 
@@ -61,11 +61,6 @@ def average_weights(plan: SharingPlan, states: Mapping[str, State]) -> dict[str,
         weights = [states[query][weight_key(states[query], path)] for query, path in members]
         _set_weight(changed, members, torch.stack([one.float() for one in weights]).mean(0).to(weights[0].dtype))
     return changed
-
-
-def set_donor(members: Sequence[Member], donors: Sequence[str]) -> Member:
-    """The member of a set whose query comes first among the donors."""
-    return min(members, key=lambda member: donors.index(member[0]))
 
 
 def rank_donors(plan: SharingPlan, layers: Sequence[Layer]) -> list[str]:

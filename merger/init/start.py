@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gemel.merger.checkpoint import State, snapshots
+from gemel.merger.checkpoint import State, snapshot
 from gemel.merger.context import MergeContext
 from gemel.merger.init.average import copy_donor_weights, rank_donors
 from gemel.models.sharing.plan import SharingPlan
@@ -12,14 +12,15 @@ from gemel.models.sharing.plan import SharingPlan
 
 def order_donors(ctx: MergeContext, plan: SharingPlan, tied: Mapping[str, State]) -> list[str]:
     """The queries that share, those first that give their weights; what is `tied` already gives before others."""
-    # A detector's boxes hardly agree to within an IoU of 0.75 once its weights change: what others share is its own.
-    ranked = sorted(rank_donors(plan, ctx.layers), key=lambda query: ctx.query(query).task != "detection")
-    # What a bundle has stays as it is.
-    return sorted(ranked, key=lambda query: (query in ctx.queries, query not in tied))
+
+    def rank(query: str) -> tuple[bool, ...]:
+        # What a bundle has stays as it is. A detector's boxes hardly agree once its weights change.
+        return query in ctx.queries, query not in tied, ctx.query(query).task != "detection"
+
+    return sorted(rank_donors(plan, ctx.layers), key=rank)
 
 
 def start_states(ctx: MergeContext, plan: SharingPlan, tied: Mapping[str, State]) -> dict[str, State]:
     """The states of all queries of a plan with the weight of the first donor in every set; `tied` ones start there."""
-    states = {**snapshots({query: ctx.bases[query] for query in plan.queries() - tied.keys()}), **tied}
-    states = {query: states[query] for query in plan.queries()}
+    states = {query: tied.get(query) or snapshot(ctx.bases[query]) for query in plan.queries()}
     return copy_donor_weights(plan, states, order_donors(ctx, plan, tied))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 from torch import nn
 
@@ -17,8 +16,6 @@ from gemel.merger.training.loop import OutOfTime
 from gemel.merger.training.recipe import Recipe
 from gemel.models.sharing.layers import weight_of
 from gemel.models.sharing.plan import SharingPlan
-
-T = TypeVar("T")
 
 
 def train_epochs(
@@ -81,19 +78,13 @@ def is_hopeless(
     return False
 
 
-def bisect_options(
-    count: int, attempt: Callable[[int], tuple[bool, T]], over: Callable[[], bool]
-) -> tuple[int, T] | None:
-    """The first of `count` options, in ascending cost, for which `attempt` holds, and its result; None without one.
-
-    No attempt begins once `over`.
-    """
-    held, failed, found = count, -1, None
+def bisect_options(count: int, holds: Callable[[int], bool], over: Callable[[], bool]) -> int:
+    """The first of `count` options, in ascending cost, that holds; `count` without one. None is tried once `over`."""
+    held, failed = count, -1
     while held - failed > 1 and not over():
         index = (failed + held) // 2
-        holds, result = attempt(index)
-        if holds:
-            held, found = index, (index, result)
+        if holds(index):
+            held = index
         else:
             failed = index
-    return found
+    return held

@@ -57,7 +57,7 @@ class GemelSearch(Method):
         if not done:
             done.update(accepted=Merged(SharingPlan(), snapshots(ctx.originals)), rounds=0, rows=[])
         for index in range(done["rounds"], len(queue)):
-            ctx.expect(partial(_max_search_flops, ctx, options.recipe, len(queue) - index))
+            ctx.expect(partial(training_flops, ctx, ctx.judged * (len(queue) - index), options.recipe))
             if budget.over:
                 ctx.warn(f"time is over after {index} of {len(queue)} groups; the others were not tried")
                 break
@@ -82,10 +82,6 @@ class GemelSearch(Method):
         """How each group was tried."""
         required = required_ratios(ctx)
         return explain_attempts([group.members for group in worthwhile_groups(ctx, options)], log, required)
-
-
-def _max_search_flops(ctx: MergeContext, recipe: Recipe, groups: int) -> float:
-    return groups * training_flops(ctx, list(ctx.judged), recipe)
 
 
 @storable

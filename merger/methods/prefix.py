@@ -148,7 +148,7 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
     tried: list[list[float]] = []
     held: dict[int, Trained] = {}
 
-    def attempt(index: int) -> tuple[bool, Trained]:
+    def try_length(index: int) -> bool:
         length = len(family.paths) - index
         with task.checkpoint.open_step(Step.PREFIX, str(length)) as step:
             if not step.done:
@@ -160,9 +160,9 @@ def find_longest_prefix(task: MergeTask, family: Family, query: str, merged: Mer
             held[length] = step.value
         tried.append([length, step.value.ratio])
         task.ctx.report(Event.ATTEMPT, query=query, prefix=length, ratio=step.value.ratio, held=holds)
-        return holds, step.value
+        return holds
 
-    bisect_options(len(family.paths), attempt, lambda: task.budget.over)
+    bisect_options(len(family.paths), try_length, lambda: task.budget.over)
     length = prove_longest(task, query, {length: one.state for length, one in held.items()}, merged)
     found = held.get(length)
     return CameraPrefix(length, found.ratio if found else None, found.state if found else None, tried)

@@ -25,11 +25,10 @@ from gemel.merger.training.recipe import Recipe
 @storable
 @dataclass(frozen=True)
 class Trained:
-    """One query after its training: its best ratio, its state there, and trained epochs."""
+    """One query after its training: its best ratio, and its state there."""
 
     ratio: float
     state: State
-    epochs: int = 0
 
 
 def train_private(task: MergeTask, tied: MergeCandidate) -> MergeCandidate:
@@ -79,18 +78,16 @@ def train_schedules(task: MergeTask, models: Mapping[str, nn.Module]) -> Trained
             if not step.done:
                 model.load_state_dict(best.state)
                 progress = task.checkpoint.state(Step.BEST)
-                after = progress.get("best", best)
+                progress.setdefault("best", best)
                 recipe = replace(task.recipe, seed=task.recipe.seed + 100 * number)
                 with suppress(Diverged):
                     for ratios in train_epochs(task.ctx, models, recipe, task.checkpoint, task.budget):
-                        epochs = progress.get("epochs", best.epochs) + 1
-                        if ratios[query] > after.ratio:
-                            after = Trained(ratios[query], snapshot(model), epochs)
-                        progress.update(best=after, epochs=epochs)
-                        if after.ratio >= task.required[query]:
+                        if ratios[query] > progress["best"].ratio:
+                            progress["best"] = Trained(ratios[query], snapshot(model))
+                        if progress["best"].ratio >= task.required[query]:
                             break
-                step.value = replace(after, epochs=progress.get("epochs", best.epochs))
+                step.value = progress["best"]
         if step.value.ratio <= best.ratio:
-            return replace(best, epochs=step.value.epochs)
+            break
         best = step.value
     return best

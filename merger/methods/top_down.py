@@ -155,15 +155,15 @@ def average_kin(search: Search) -> Search:
     task, sets = search.layers, kin_plan(search).shared
     candidates = list[MergeCandidate]()
 
-    def attempt(index: int) -> tuple[bool, MergeCandidate]:
+    def holds(index: int) -> bool:
         plan = SharingPlan(sets[: len(sets) - index])
         states = average_weights(plan, snapshots({query: task.ctx.bases[query] for query in plan.queries()}))
         tied = task.checkpoint.step(Step.TIED, partial(tie_plan, task, plan, states), str(len(plan.shared)))
         candidates.append(tied)
-        return all_met(tied.ratios, task.required), tied
+        return all_met(tied.ratios, task.required)
 
-    if not attempt(0)[0]:
-        bisect_options(len(sets), attempt, lambda: task.budget.over)
+    if not holds(0):
+        bisect_options(len(sets), holds, lambda: task.budget.over)
     holding = [candidate.holding(task.required) for candidate in candidates]
     best = max(holding, key=lambda candidate: search.saved_bytes(search.join(candidate)))
     report_candidate(search, Change.MEAN, candidates[holding.index(best)], task.required)
@@ -196,11 +196,7 @@ def train_trunk(search: Search) -> Search:
     """One network for all queries of a task, trained together, and what holds of the queries that it does not serve."""
     trained = train_networks(search)
     report_candidate(search, Change.TRUNK, trained, search.task.least)
-    rest = search.best.leaving(trained.states)
-    networks = {query: donor for query, donor in rest.networks.items() if query not in trained.states}
-    plan = SharingPlan(trained.plan.shared + rest.plan.shared)
-    states = {**rest.states, **trained.states}
-    return search.offer(MergeCandidate(plan, states, {**networks, **trained.networks}, trained.ratios))
+    return search.offer(trained.join(search.best.leaving(trained.states)))
 
 
 def joint_bytes(search: Search) -> int:

@@ -24,7 +24,6 @@ from gemel.merger.methods.substitute import (
     smallest_first,
 )
 from gemel.models.sharing.layers import layers_of
-from gemel.models.sharing.plan import SharingPlan
 
 
 def train_networks(search: Search) -> MergeCandidate:
@@ -37,11 +36,7 @@ def train_networks(search: Search) -> MergeCandidate:
                 if not step.done:
                     step.value = train_network(search.task, queries)
             served: MergeCandidate = step.value
-            plan = SharingPlan(joined.plan.shared + served.plan.shared)
-            joined = MergeCandidate(
-                plan, {**joined.states, **served.states}, {**joined.networks, **served.networks},
-                {**joined.ratios, **served.ratios},
-            )  # fmt: skip
+            joined = replace(joined.join(served), ratios={**joined.ratios, **served.ratios})
     return joined
 
 
