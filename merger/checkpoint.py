@@ -91,6 +91,7 @@ class Step(str, Enum):
     QUERY = "query"
     RECIPE = "recipe"
     ROUND = "round"
+    ROUNDED = "codes of int4"
     RUNG_TIME = "time for a rung"
     SEARCH = "search"
     SCHEDULE = "schedule"

@@ -1,9 +1,10 @@
 """Store each weight of a merge in the fewest bits (int4, int8, fp16) with which every query that uses it still holds.
 
-All weights start in the requested bits. A query that falls short first gets its BatchNorm layers recalibrated, then its
-norms and biases trained (not by `--weights auto`), which are private and stay float32. If it still falls short, weights
-are widened step by step, up to float32: in order of sensitivity per byte (how far packing one weight alone moves the
-inputs of the query's heads), as few as suffice, found by bisection. A shared weight is widened for all who share it.
+All weights start in the requested bits, int4 with codes that keep what layers answer (merger.rounding). A query that
+falls short first gets its BatchNorm layers recalibrated, then its norms and biases trained (not by `--weights auto`),
+which are private and stay float32. If it still falls short, weights are widened step by step, up to float32: in order
+of sensitivity per byte (how far packing one weight alone moves the inputs of the query's heads), as few as suffice,
+found by bisection. A shared weight is widened for all who share it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import changed_tensors, evaluation_flops, training_flops
 from gemel.merger.methods.epochs import train_epochs
+from gemel.merger.rounding import ROUNDING, round_weights
 from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
 from gemel.merger.training.loop import Diverged
 from gemel.merger.training.recipe import Recipe
@@ -58,13 +60,14 @@ CONFIG = QuantizeConfig()
 @storable
 @dataclass(frozen=True)
 class Quantized:
-    """The bits of each query's tensors (by state dict key), changed norms, and ratios.
+    """The bits of each query's tensors (by state dict key), changed norms, codes that are not the nearest, and ratios.
 
     `nbytes` are those of all tensors that could have fewer bits, as they are stored; `needs` are the required ratios.
     """
 
     bits: dict[str, dict[str, Bits]] = field(default_factory=dict)
     norms: dict[str, State] = field(default_factory=dict)
+    codes: dict[str, State] = field(default_factory=dict)
     nbytes: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     needs: dict[str, float] = field(default_factory=dict)
@@ -95,10 +98,15 @@ class QuantizedWeight:
         return self.options[self.level] if self.level < len(self.options) else None
 
     @property
+    def wide_bytes(self) -> int:
+        """Bytes in float32."""
+        return math.prod(self.shape) * WIDE.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes as stored, with its scales."""
         if self.bits is None:
-            return math.prod(self.shape) * WIDE.itemsize
+            return self.wide_bytes
         scales = 0 if self.bits == "fp16" else self.shape[0] * WIDE.itemsize
         return stored_bytes(self.bits, self.shape) + scales
 
@@ -129,7 +137,7 @@ def pack_models(models: Mapping[str, nn.Module], stored: Quantized) -> dict[str,
         for key, bits in stored.bits.get(query, {}).items():
             weight = parameters[key]
             if id(weight) not in made:  # a tied weight was packed with the first query that uses it
-                made[id(weight)] = pack(weight, bits)
+                made[id(weight)] = pack(weight, bits, stored.codes.get(query, {}).get(key))
                 weight.copy_(made[id(weight)].wide())
             packed.setdefault(query, {})[key] = made[id(weight)]
         model.load_state_dict(stored.norms.get(query, {}), strict=False)
@@ -186,8 +194,8 @@ def quantize(
             own, found = search.fit([one for one in weights if one.used_by(component)], component)
             fitted, fits, done = fitted + own, fits | found, done | set(component)
     norms = {query: fit.norms for query, fit in fits.items() if fit.norms}
-    ratios = {query: fit.ratio for query, fit in fits.items()}
-    return Quantized(_bits_by_query(fitted), norms, sum(one.nbytes for one in fitted), ratios, search.needs)
+    ratios, nbytes = {query: fit.ratio for query, fit in fits.items()}, sum(one.nbytes for one in fitted)
+    return Quantized(_bits_by_query(fitted), norms, search.codes, nbytes, ratios, search.needs)
 
 
 def _bits_by_query(weights: Sequence[QuantizedWeight]) -> dict[str, dict[str, Bits]]:
@@ -211,11 +219,13 @@ class _Search:
     needs: dict[str, float] = field(default_factory=dict)
     evaluations: int = 0
     tuned: dict[str, State] = field(default_factory=dict)  # the norms that each query was tuned to last
+    codes: dict[str, State] = field(default_factory=dict)
 
     def fit(self, weights: list[QuantizedWeight], queries: list[str]) -> tuple[list[QuantizedWeight], dict[str, _Fit]]:
         """The weights of queries that share, widened until all hold, and how the queries do with them."""
         need = {query: self._need(query, self.wide[query]) for query in queries}
         self.needs |= need
+        self._round(weights, queries)
         fits = self._evaluate(weights, queries, need)
         while short := {query for query, fit in fits.items() if fit.ratio < need[query]}:
             if not any(weight.bits is not None and weight.used_by(short) for weight in weights):
@@ -228,6 +238,25 @@ class _Search:
             touched = {query for weight in widened for query, _ in weight.places} - set(again)
             fits |= self._evaluate(weights, sorted(touched), need)
         return weights, fits
+
+    def _round(self, weights: Sequence[QuantizedWeight], queries: list[str]) -> None:
+        """Choose codes of weights in int4; the first query that has a weight gives its inputs."""
+        bits = _bits_by_query(weights)
+        places = {weight.places[0]: weight.places for weight in weights if weight.bits == "int4"}
+
+        def choose(_: StepCache, query: str) -> State:
+            keys = [key for name, key in places if name == query]
+            others = {key: own for key, own in bits[query].items() if key not in keys}
+            data = self.ctx.train[query]
+            frames = data.frames(data.spread(ROUNDING.frames), self.ctx.device)
+            self.ctx.flops.add(self.ctx.queries[query], len(frames))
+            return round_weights(self._model(query, others).eval(), keys, frames)
+
+        first = dict.fromkeys(name for name, _ in places)
+        found = self.ctx.for_each_query(self.cache, Step.ROUNDED, first, choose, queries[0])
+        for (query, key), users in places.items():
+            for name, other in users if key in found[query] else ():
+                self.codes.setdefault(name, {})[other] = found[query][key]
 
     def _need(self, query: str, reached: float) -> float:
         target, required = self.ctx.queries[query].accuracy_target, self.required[query]
@@ -293,7 +322,7 @@ class _Search:
             kept = [state[key].detach().clone() for key in keys]
             assert weight.bits is not None
             for key, before in zip(keys, kept):
-                state[key].copy_(pack(before, weight.bits).wide())
+                state[key].copy_(pack(before, weight.bits, self.codes.get(query, {}).get(key)).wide())
             errors[at] = float(feature_loss(features(), wanted)) if keys else 0.0
             for key, before in zip(keys, kept):
                 state[key].copy_(before)
@@ -357,5 +386,5 @@ class _Search:
 
     def _model(self, query: str, bits: Mapping[str, Bits] | None = None, norms: State | None = None) -> nn.Module:
         models = tied_models(self.ctx, self.merged, [query])
-        pack_models(models, Quantized({query: dict(bits or {})}, {query: norms or {}}))
+        pack_models(models, Quantized({query: dict(bits or {})}, {query: norms or {}}, self.codes))
         return models[query]

@@ -68,20 +68,21 @@ class Shipped:
                 merged.plan.without(*(merged.states.keys() - kept)), _select(merged.states, kept),
                 _select(merged.networks, kept),
             ),
-            replace(storage, bits=_select(storage.bits, kept), norms=_select(storage.norms, kept)),
+            replace(
+                storage, bits=_select(storage.bits, kept), norms=_select(storage.norms, kept),
+                codes=_select(storage.codes, kept),
+            ),
             _select(self.activations, kept), self.bits, _select(self.why, kept),
         )  # fmt: skip
 
     def join(self, other: Shipped) -> Shipped:
         """This and what another one holds of other queries."""
-        mine, its = self.merged, other.merged
-        plan = replace(mine.plan, shared=mine.plan.shared + its.plan.shared)
-        merged = Merged(plan, {**mine.states, **its.states}, {**mine.networks, **its.networks})
         storage = replace(
             self.storage, bits={**self.storage.bits, **other.storage.bits},
-            norms={**self.storage.norms, **other.storage.norms},
+            norms={**self.storage.norms, **other.storage.norms}, codes={**self.storage.codes, **other.storage.codes},
         )  # fmt: skip
-        return Shipped(merged, storage, {**self.activations, **other.activations}, self.bits, {**self.why, **other.why})
+        activations, why = {**self.activations, **other.activations}, {**self.why, **other.why}
+        return Shipped(self.merged.join(other.merged), storage, activations, self.bits, why)
 
 
 def _select(values: Mapping[str, object], queries: set[str]) -> dict:  # type: ignore[type-arg]

@@ -52,8 +52,11 @@ class PackedWeight:
         )
 
 
-def pack(weight: Tensor, bits: Bits) -> PackedWeight:
-    """A float32 weight (out, ...) as stored; ValueError for values that are not finite or exceed float16."""
+def pack(weight: Tensor, bits: Bits, codes: Tensor | None = None) -> PackedWeight:
+    """A float32 weight (out, ...) as stored, with the nearest codes, or for int4 with these int8 (out, ...).
+
+    ValueError for values that are not finite or exceed float16.
+    """
     weight = weight.detach()
     if bits == "fp16":
         stored = weight.half()
@@ -63,9 +66,11 @@ def pack(weight: Tensor, bits: Bits) -> PackedWeight:
         rows = weight.reshape(len(weight), -1)
         limit = max_code(bits)
         values = scale = scales_of(weight, bits)
-        codes = (rows / scale[:, None]).round_().clamp_(-limit, limit)
+        if codes is None or bits != "int4":
+            codes = (rows / scale[:, None]).round_().clamp_(-limit, limit)
+        codes = codes.to(rows.device).reshape(rows.shape)
         stored = (
-            _pack_nibbles(codes.add_(limit))
+            _pack_nibbles(codes + limit)
             if bits == "int4"
             else codes.to(torch.int8).view(weight.shape)
         )

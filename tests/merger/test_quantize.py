@@ -94,6 +94,19 @@ def test_shared_weight_is_packed_once(ctx: MergeContext, shared_bodies: Merged) 
     assert all(torch.equal(models[query].get_parameter("body.0.weight"), wide) for query in ("q1", "q2"))
 
 
+@torch.no_grad()
+def test_codes_in_int4_keep_what_the_first_query_of_a_weight_answers(ctx: MergeContext, shared_bodies: Merged) -> None:
+    found = run(ctx, shared_bodies, "int4", 0.0)
+    assert torch.equal(found.codes["q1"]["body.0.weight"], found.codes["q2"]["body.0.weight"])
+    (whole,), (nearest,), (rounded,) = (tied_models(ctx, shared_bodies, ["q1"]).values() for _ in range(3))
+    pack_models({"q1": nearest}, replace(found, codes={}))
+    pack_models({"q1": rounded}, found)
+    frames = ctx.train["q1"].frames(range(48))
+    before, *after = (model.eval()(frames) for model in (whole, nearest, rounded))
+    errors = [float((outputs - before).square().mean()) for outputs in after]
+    assert errors[1] < 0.7 * errors[0]
+
+
 def test_most_sensitive_weight_is_widened_first(
     ctx: MergeContext, originals: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
