@@ -246,7 +246,7 @@ class _Search:
 
         def choose(_: StepCache, query: str) -> State:
             keys = [key for name, key in places if name == query]
-            others = {key: own for key, own in bits[query].items() if key not in keys}
+            others: dict[str, Bits] = {key: own for key, own in bits[query].items() if key not in keys}
             data = self.ctx.train[query]
             frames = data.frames(data.spread(ROUNDING.frames), self.ctx.device)
             self.ctx.flops.add(self.ctx.queries[query], len(frames))
