@@ -265,9 +265,8 @@ def _video_frames(
                 thinned += 1
             elif (frame := decode_shot(video.shot())) is not None:
                 sizes.setdefault(frame.shape, video.time_s)
-                total += (
-                    encoded[-1].result().nbytes if encoded else 0
-                )  # one is encoded while the next is decoded
+                # One is encoded while the next is decoded.
+                total += encoded[-1].result().nbytes if encoded else 0
                 encoded.append(pool.submit(encode_jpeg, frame))
                 times_s.append(video.time_s)
                 if total > MAX_VIDEO_BYTES:
@@ -385,8 +384,9 @@ class PreparedFrames:
         image = torch.from_numpy(self._preprocess.resize_frame(frame))
         if self._images is not None:
             self._images[index] = image
+        # Last: it marks the frame as decoded for other threads.
         self._sizes[index] = (
             frame.shape[1],
             frame.shape[0],
-        )  # last: it marks the frame as decoded for other threads
+        )
         return image

@@ -262,9 +262,8 @@ class Preprocess:
 
         left, top, width, height = self.place(frame_size)
         rows, columns = self.size
-        if (
-            self.resize == "letterbox"
-        ):  # families divide by the ratio, not by the whole pixels that the frame fills
+        # Families divide by the ratio, not by the whole pixels that the frame fills.
+        if self.resize == "letterbox":
             width, height = (side * self._ratio(frame_size) for side in frame_size)
         return np.array([left / columns, top / rows] * 2), np.array(
             [width / columns, height / rows] * 2

@@ -88,9 +88,8 @@ def scales_of(weight: Tensor, bits: Bits) -> Tensor:
     unclipped = (largest / limit).clamp(min=tiny)
     if BIT_WIDTHS[bits] >= BYTE:
         return unclipped
-    samples = (
-        rows[:, :: math.ceil(rows.shape[1] / MAX_SAMPLES)] / largest[:, None]
-    )  # in -1..1: squares stay in range
+    # In -1..1: squares stay in range.
+    samples = rows[:, :: math.ceil(rows.shape[1] / MAX_SAMPLES)] / largest[:, None]
     best = torch.ones_like(largest)
     least = torch.full_like(largest, math.inf)
     for clip in CLIPS:

@@ -43,9 +43,8 @@ class GroundMap:
             (round((y1 - y0) * PIXELS_PER_M), round((x1 - x0) * PIXELS_PER_M), 3), colour, np.uint8
         )
         k = LIGHT_PIXELS_PER_M
-        self.light = np.zeros(
-            (round((y1 - y0) * k), round((x1 - x0) * k), 3), np.float32
-        )  # of lamps, by night
+        # Of lamps, by night.
+        self.light = np.zeros((round((y1 - y0) * k), round((x1 - x0) * k), 3), np.float32)
 
     def pixel(self, points) -> np.ndarray:
         """Map pixels, in sixteenths, of ground points (N, 2)."""

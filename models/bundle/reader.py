@@ -236,9 +236,8 @@ class Bundle:
             return cast("FrameModel", model.requires_grad_(copy).eval())
         model = self._fill(query, model, "cpu")
         state = {path: self.wide_tensor(query_id, path) for path in query.tensors}
-        if (
-            copy or torch.device(device).type != "cpu"
-        ):  # moving a module moves its parameters, here everyone's
+        # Moving a module moves its parameters, here everyone's.
+        if copy or torch.device(device).type != "cpu":
             state = {path: tensor.clone() for path, tensor in state.items()}
         model.load_state_dict(state, strict=True, assign=True)
         unfilled = [name for name, tensor in model.named_buffers() if tensor.is_meta]

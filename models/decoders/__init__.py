@@ -51,6 +51,7 @@ def choose_decoder(
         raise InputError(where, problem, hint, "decoder")
     ranks = [_rank(decoder, head, count) for decoder in decoders]
     best = [decoder for decoder, rank in zip(decoders, ranks, strict=True) if rank == max(ranks)]
+    # Outputs alone do not tell these families apart.
     if len({decoder.name for decoder in best}) > 1:
         names = join_names([decoder.name for decoder in best])
         raise InputError(
@@ -106,8 +107,10 @@ def choose_columns(
     """
     names = known_names(decoder, metadata)
     misfit = find_misnaming(decoder, metadata)
+    # The query names classes as the file does: any of them, in any order.
     if names and set(classes) <= set(names):
         return tuple(names.index(name) for name in classes)
+    # All of them under names of the query's own, in the file's order.
     if len(classes) == decoder.width and (misfit or not class_names(metadata)):
         return tuple(range(decoder.width))
     hint = f"name all {decoder.width} in their order"

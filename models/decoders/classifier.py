@@ -46,6 +46,7 @@ class Classifier(Decoder):
         for index, output in order_by_weight(rows):
             last = [name for name in ("LogSoftmax", "Softmax", "Sigmoid") if name in output.tail]
             is_single = output.shape[0] == 1
+            # One value beside other outputs is seldom a class.
             if not is_single or len(head.outputs) == 1:
                 fits.append(cls(max(2, output.shape[0]), index, (last or [""])[0], is_single))
         return fits

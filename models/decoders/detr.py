@@ -45,6 +45,7 @@ class Detr(Decoder):
     @classmethod
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """Two outputs (Q, 4) and (Q, C) in any order, or RT-DETR's (Q, 4 + C) of Ultralytics; none was suppressed."""
+        # Queries are not suppressed, nor in levels.
         if head.has_levels or (head.cut is not None and SUPPRESSION in head.cut.attributes):
             return []
         flat = [
@@ -111,12 +112,14 @@ def _of_two(cls: type[Detr], head: GraphHead, boxes: int, scores: int) -> Sequen
     is_rf_detr = box.name == RF_DETR_OUTPUT
     form = {"has_corners": box.has_corners, "in_pixels": box.has_corners and box.is_scaled}
     names = class_names(head.metadata)
+    # The graph itself has made the scores.
     if "Sigmoid" in head.outputs[scores].tail:
         return [cls(columns, boxes, scores, "", is_rf_detr, **form)]
     independent = cls(columns, boxes, scores, "sigmoid", is_rf_detr, **form)
     if is_rf_detr:
         return [independent]
     with_no_object = cls(columns - 1, boxes, scores, "softmax", True, **form)
+    # One column more than classes is that of no object.
     if columns == COCO_SOFTMAX or (names is not None and columns == len(names) + 1):
         return [with_no_object]
     return [independent, with_no_object]

@@ -49,6 +49,7 @@ class EndToEnd(Decoder):
     def fit(cls, head: GraphHead) -> Sequence[Decoder]:
         """An output of six columns, coefficients or points after them, or what entered the top-k: (A, 4) and (A, C)."""
         shapes = [output.shape for output in head.outputs]
+        # Rotated boxes have a decoder of their own.
         if any(output.tail >= ROTATION for output in head.outputs):
             return []
         width = len(class_names(head.metadata) or ()) or USUAL_WIDTH
@@ -56,6 +57,7 @@ class EndToEnd(Decoder):
             chosen = len(shape) == 2 and (shape[0] <= MANY or head.outputs[index].tail & CHOICES)
             if chosen and shape[1] == COLUMNS + count_extra(head) and (shape[0], 4) not in shapes:
                 return [cls(width, index, index, OVERLAP if shape[0] > MANY else None)]
+        # Without a top-k no rows were chosen.
         if head.cut is None or head.cut.operator != "TopK":
             return []
         count = head.cells(STRIDES)

@@ -47,9 +47,8 @@ def find_activations(
 ) -> tuple[Tensor, ...]:
     """The Activation of each element of each output, for one frame of (H, W)."""
     device = next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
-    probe = copy.deepcopy(
-        network
-    ).eval()  # the original may be in training, where its norms would learn from this
+    # The original may be in training, where its norms would learn from this.
+    probe = copy.deepcopy(network).eval()
     outputs = probe.run_steps(torch.zeros(1, channels, *size, device=device), _put_codes)
     return tuple(output.to(torch.int8) for output in outputs)
 

@@ -332,6 +332,7 @@ def _check(
         network = build_graph(graph.document)
         network.load_state_dict(graph.state)
         boxes.append(_scores(network, graph, reader)[0])
+    # Boxes that changed would have been made by rows of classes.
     if boxes[0] is not None and not torch.allclose(boxes[0], boxes[1], rtol=1e-4, atol=1e-5):
         raise _Unclear("its boxes follow the classes")
     if width > 1 and decoder.width > 1:

@@ -51,6 +51,7 @@ class Ssd(Decoder):
         options = head.cut.attributes if head.cut else {}
         overlap = options.get("iou_threshold", OVERLAP)
         chosen = head.cut is not None and head.cut.operator == "TopK"
+        # Several levels are another family's; Ultralytics' own top-k is EndToEnd's.
         if head.has_levels or (chosen and head.metadata.get("author") == ULTRALYTICS):
             return []
         least = MIN_ROWS if chosen or head.cut is None else 0

@@ -40,9 +40,8 @@ class Yolo(Decoder):
         extra = count_extra(head)
         decoders = []
         for index, output in enumerate(head.outputs):
-            is_text = (
-                "Softmax" in output.tail and "Sigmoid" not in output.tail
-            )  # odds of letters, one after the other
+            # Odds of letters, one after the other.
+            is_text = "Softmax" in output.tail and "Sigmoid" not in output.tail
             if len(output.shape) == 2 and not is_text and not output.tail >= ROTATION:
                 rows = output.shape[0] > output.shape[1]
                 channels, count = sorted(output.shape)

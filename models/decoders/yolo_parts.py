@@ -76,6 +76,7 @@ def place_parts(head: GraphHead, extra: int) -> tuple[int, int, int, int, float 
     (scores, (_, width)), (extras, (_, columns)) = (
         output for output in flat if output is not sides[-1]
     )
+    # Scores usually come first; how many columns the extras have is known.
     if columns != extra:
         scores, width, extras, columns = extras, columns, scores, width
     iou = None if head.cut.operator == "TopK" else head.cut.attributes.get("iou_threshold", 0.7)

@@ -101,6 +101,7 @@ def read_checkpoint(file: BinaryIO, path: Path, key: str, max_bytes: int) -> Any
     """
     try:
         file.seek(0)
+        # No zip: the format before torch 1.6.
         if file.read(4) != b"PK\3\4":
             file.seek(0)
             return _read_legacy(file, path, key)
@@ -132,6 +133,7 @@ def _read_zip(archive: zipfile.ZipFile, path: Path, key: str) -> Any:
     )
     if root is None:
         raise InputError(path, "is a zip archive that holds no PyTorch checkpoint", PLAIN, key)
+    # A program's code would have to run.
     if f"{root}constants.pkl" in names:
         raise InputError(path, "is a TorchScript program, not a plain state dict", PLAIN, key)
     if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
@@ -253,9 +255,8 @@ def _unpickle(
                 memo[len(memo)] = stack[-1]
                 continue
             case "PUT" | "BINPUT" | "LONG_BINPUT":
-                if (
-                    argument >= MAX_INSTRUCTIONS
-                ):  # larger numbers could be chosen to collide in the memo
+                # Larger numbers could be chosen to collide in the memo.
+                if argument >= MAX_INSTRUCTIONS:
                     raise ValueError("a place in the memo that no pickler numbers")
                 memo[argument] = stack[-1]
                 continue
@@ -350,6 +351,7 @@ def _is_key(name: Any) -> bool:
 
 
 def _set_attributes(state: Any, target: Any) -> None:
+    # Objects with slots keep their attributes in the first of a pair.
     if isinstance(state, tuple) and state and isinstance(state[0], dict):  # (attributes, slots)
         state = state[0]
     if isinstance(target, StandIn) and isinstance(state, dict):
@@ -358,6 +360,7 @@ def _set_attributes(state: Any, target: Any) -> None:
 
 def _find(reference: Any, find_storage: Callable[[str, str, int], Storage] | None) -> Any:
     """What a reference out of the pickle names: a storage, or the class of a module."""
+    # The older format kept the source of classes beside them.
     if reference[0] == "module":
         return reference[1]
     if not isinstance(reference, tuple) or len(reference) > REFERENCE_PARTS:
@@ -388,9 +391,8 @@ def _make(function: Any, arguments: Any) -> Any:
         if arguments and isinstance(arguments[0], list):  # of Python 2
             mapping.update(pair for pair in arguments[0] if len(pair) == 2 and _is_key(pair[0]))
         return mapping
-    if (
-        path == "torch._tensor._rebuild_from_type_v2"
-    ):  # a subclass: function, class, arguments, attributes
+    # A subclass: function, class, arguments, attributes.
+    if path == "torch._tensor._rebuild_from_type_v2":
         function = arguments[0]
         arguments = arguments[2]
         path = function.path if isinstance(function, StandIn) else "object"

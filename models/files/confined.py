@@ -189,9 +189,8 @@ def _list_needed() -> tuple[str, ...]:
             folders.append(os.path.dirname(os.path.dirname(spec.origin)))
     for folder in sys.modules["gemel"].__path__:
         folders.append(folder)
-        folders += [
-            entry.path for entry in os.scandir(folder) if entry.is_symlink()
-        ]  # in a checkout
+        # In a checkout.
+        folders += [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
     return tuple(dict.fromkeys(map(os.path.realpath, folders)))
 
 
@@ -309,16 +308,19 @@ def _wait(link: socket.socket) -> dict[str, Any] | None:
 
 def _check_end(path: Path, ended: dict[str, Any] | None, limits: Limits) -> None:
     """Raise InputError for a child that did not end by itself."""
+    # The process that forks children was itself killed: the next call starts another.
     if ended is None:
         _stop_server()
         raise _no_reader(path)
     code = ended["code"]
     if ended["is_late"]:
         raise InputError(path, f"took more than {limits.wall_s} s to read", MORE_HINT)
+    # The kernel ended it at its limit of processor time.
     if code == -signal.SIGXCPU:
         raise InputError(
             path, f"took more than {limits.cpu_s} s of processor time to read", MORE_HINT
         )
+    # The kernel gives no reason; lack of memory is the usual one.
     if code in (-signal.SIGKILL, -signal.SIGABRT):
         raise InputError(
             path,

@@ -96,6 +96,7 @@ _LONG_NUMBER = re.compile("[0-9]{20}")
 
 def _choose_decoder(text: str, foreign: bool) -> json.JSONDecoder:
     """The decoder that checks each integer only for a text that may hold a long one, since that takes a call each."""
+    # Converting an integer of many digits takes the square of their number.
     if _LONG_NUMBER.search(text):
         return _CAREFUL_FOREIGN_DECODER if foreign else _CAREFUL_DECODER
     return _FOREIGN_DECODER if foreign else _DECODER
@@ -281,6 +282,7 @@ class _Builder:
 def _resolve(event: yaml.ScalarEvent, is_key: bool) -> Any:
     """A scalar as the core schema has it: null, a truth value, a number or text."""
     is_plain = event.implicit[0]
+    # Other readers merge here: taking it for a key would mislead.
     if is_plain and is_key and event.value == _MERGE_KEY:
         raise ParseError(
             f"{_where(event.start_mark)}merge keys (<<) are not read: write the keys out"

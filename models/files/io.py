@@ -40,9 +40,8 @@ def read_bounded(path: Path, max_bytes: int, hint: str) -> bytes:
     with open_regular(path, hint) as file:
         size = os.fstat(file.fileno()).st_size  # a read reserves as much memory as it may give
         data = file.read(min(size, max_bytes) + 1)
-        if (
-            len(data) > size
-        ):  # it has grown, or is one of the system's that say nothing of their size
+        # It has grown, or is one of the system's that say nothing of their size.
+        if len(data) > size:
             data += file.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
         raise InputError(path, f"is larger than {size_text(max_bytes)}", hint)
@@ -199,6 +198,7 @@ def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str
     """The problem and the remedy of one of pydantic's errors."""
     if fault["type"] == "extra_forbidden":
         return UNKNOWN_KEY, hint or _near_key_hint(schema, fault["loc"])
+    # A key that is missing has no value that could be shown.
     if fault["type"] == "missing":
         return "this key is missing", hint or "add it"
     input_text = (
@@ -318,9 +318,8 @@ def open_atomic(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]
                 raise InputError(
                     path, "was created by another process meanwhile", "choose another path"
                 )
-            os.replace(
-                temporary, path
-            )  # while it is locked: unlocked, it would pass for a killed writer's
+            # While it is locked: unlocked, it would pass for a killed writer's.
+            os.replace(temporary, path)
     except BaseException as error:
         if is_interrupt(error):
             raise KeyboardInterrupt from error
@@ -359,6 +358,7 @@ def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
         except OSError as error:
             _temporaries.discard(temporary)
             raise cannot_be_written(path, error) from error
+        # Another writer may have removed the file between its creation and the lock.
         if _try_lock(file.fileno()) is not False and os.fstat(file.fileno()).st_nlink:
             for other in names[number + 1 :]:
                 if not _remove_if_dead(path.with_name(other)):
@@ -433,10 +433,11 @@ class AppendFile:
         self._key = key
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        # Of a pipe, the last line and what it did not take of that yet.
         self._line, self._rest = (
             b"",
             b"",
-        )  # of a pipe, the last line and what it did not take of that yet
+        )
         flags = (
             os.O_WRONLY
             | os.O_CREAT
@@ -559,9 +560,8 @@ def _lock(output: Path, path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # while it is held; FileLock notices a file that was unlinked meanwhile
+        # While it is held; FileLock notices a file that was unlinked meanwhile.
+        path.unlink(missing_ok=True)
         lock.release()
 
 

@@ -126,9 +126,8 @@ def read_picture_size(path: Path) -> PictureSize:
                 with Image.open(file, formats=PICTURE_FORMATS) as image:
                     width, height = image.size
                     orientation = 1
-                    with contextlib.suppress(
-                        Exception
-                    ):  # invalid EXIF data leave the picture as decoded
+                    # Invalid EXIF data leave the picture as decoded.
+                    with contextlib.suppress(Exception):
                         orientation = int(Image.Image.getexif(image).get(ORIENTATION, 1))
         except Exception as error:
             raise InputError(path, UNDECODABLE, PICTURE_HINT) from error
@@ -262,6 +261,7 @@ def _pixels(image: Image) -> np.ndarray:
 
     with contextlib.suppress(Exception):  # invalid EXIF data leave the picture as decoded
         image = exif_transpose(image)
+    # Pillow would cut the values off at 255.
     if image.mode.startswith("I"):  # 16 bits of grey
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.array(image.convert("RGB"))

@@ -44,6 +44,7 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
     import torchvision
 
     name = text.removeprefix(PREFIX)
+    # A full name may be of another model.
     if "." in name:
         try:
             return _note_alias(

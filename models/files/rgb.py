@@ -50,6 +50,7 @@ class RgbConverter:
 
     def _convert(self, frame: av.VideoFrame) -> np.ndarray:
         kind = frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range
+        # Frames of one stream seldom change their kind.
         if kind == self._kind:
             return (
                 self._reformat(frame)

@@ -163,12 +163,15 @@ def choose_state(
             f"holds FSDP's weights in one piece ({flat:.80}), which says nothing of its layers"
         )
         raise InputError(where, problem, "save it with StateDictType.FULL_STATE_DICT", key)
+    # Nothing fits: the largest state makes the best message.
     if best == 0:
         return StateChoice(max(candidates, key=lambda candidate: len(candidate.state)), "", "")
     fitting = _drop_copies([candidate for candidate in candidates if candidate.fit == best])
     pool = [candidate for candidate in fitting if candidate.is_averaged] or fitting
     pool.sort(key=lambda candidate: candidate.rank)
+    # The most usual key of training scripts comes first.
     chosen = pool[0]
+    # Of several averages, or of places that no training script usually writes, none is the obvious one.
     if len(pool) > 1 and (
         chosen.is_averaged or chosen.rank == pool[1].rank or UNUSUAL in chosen.rank
     ):
@@ -335,6 +338,7 @@ class _PrefixSplit:
             is_averaged = bool(AVERAGED.search(f"{self.path}.{prefix}")) or counter in self.tensors
             if self.is_swapped:
                 is_averaged = self.path == "state_dict"
+            # A head beside a wrapped backbone has no prefix.
             if not is_averaged and prefix:
                 bare = set(bare_names.values())
                 bare_names |= {
@@ -352,9 +356,8 @@ class _PrefixSplit:
                 for name, head, _, flat_name in parts
                 if flat_name in flat and AVERAGED.search(head)
             }
-            if (
-                average and not is_averaged
-            ):  # LitEma's, which has no dots in its names and no buffers
+            # LitEma's, which has no dots in its names and no buffers.
+            if average and not is_averaged:
                 head = f"{next(iter(average)).partition('.')[0]}."
                 new = set(average.values())
                 remaining = {

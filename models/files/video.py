@@ -127,6 +127,7 @@ class MediaClock:
         """The time of the next frame, whose timestamp is this; None if it has none."""
         due_s = self.time_s + self._interval_s
         time_s = due_s if own_s is None else own_s + self._offset_s
+        # The timestamps began anew: go on as if the next frame had come on time.
         if not self.time_s - MAX_FALL_S <= time_s <= max(due_s + MAX_JUMP_S, self._longest_s):
             self._offset_s = due_s - (own_s or 0.0)
             time_s = due_s
@@ -206,6 +207,7 @@ class Video:
 
     def advance(self) -> bool:
         """Go to the next frame that decodes; False at the end. Raises FFmpeg's errors of a stream, as they are."""
+        # It was read when the video was opened.
         if self._has_first is not None:
             has_first = self._has_first
             self._has_first = None
@@ -256,6 +258,7 @@ class Video:
 
     def _options(self, source: str, transport: str) -> dict[str, str]:
         options = {"format_whitelist": ",".join(VIDEO_FORMATS), "max_pixels": str(MAX_PIXELS)}
+        # Of files nothing but this one is opened, whatever they name.
         if self._is_file:
             with open_regular(
                 Path(source), "give an existing video, or a folder of frames"
@@ -354,9 +357,8 @@ class Video:
                 self._note_once("is turned upright by its display matrix")
 
     def _note_losses(self) -> None:
-        if self._format.startswith(
-            "mov"
-        ):  # elsewhere a packet may be half a frame or none, and an index has gaps
+        # Elsewhere a packet may be half a frame or none, and an index has gaps.
+        if self._format.startswith("mov"):
             listed = sum(not entry.is_discard for entry in self._stream.index_entries)
             self.damaged = max(self.damaged, listed - self._decoded)
         if self.damaged:
@@ -364,6 +366,7 @@ class Video:
                 f"{self.damaged} of {self._decoded + self.damaged} frames could not be decoded",
                 LOSS_HINT,
             )
+        # Where files were joined packets are missing as well, without a loss.
         if len(self._holes) > max(0, self._clock.restarts):
             text = f"lacks data, first at {self._holes[0]:.1f} s: frames are lost there"
             self._note_once(text, LOSS_HINT)

@@ -373,12 +373,14 @@ def _open_file(files: ExitStack, path: Path, key: str, max_bytes: int) -> FileSt
         raise InputError(
             path, f"holds {size_text(size)}, far more than the model takes", PLAIN, key
         )
+    # The bytes tell the format more surely than the suffix.
     if head[8:9] != b"{" and (head[:4] == b"PK\3\4" or head[:1] == b"\x80"):
         return describe_checkpoint(path, key, max_bytes)
     if head[8:9] == b"{" or suffix == SAFETENSORS_SUFFIX:
         tensors, metadata = _read_safetensors(file, path, key)
         stated = find_names(metadata)
         return replace(find_states(tensors), class_names=() if stated is None else (stated,))
+    # OpenVINO uses the suffix, too.
     if suffix == ".bin" and path.with_suffix(".xml").exists():
         raise InputError(path, f"is of {EXPORTED['.xml']}, which is not read", EXPORTED_HINT, key)
     if suffix in PICKLE_SUFFIXES:
@@ -434,9 +436,8 @@ def current_names(module: nn.Module, state: FileState) -> FileState:
     renamed: Any = {DENSE_LAYER.sub(r"\1\2", name): tensor for name, tensor in state.items()}
     for path, part in module.named_modules():
         renames = type(part)._load_from_state_dict is not nn.Module._load_from_state_dict
-        if (
-            renames and not part._parameters and not part._buffers
-        ):  # with tensors of its own it would load them
+        # With tensors of its own it would load them.
+        if renames and not part._parameters and not part._buffers:
             part._load_from_state_dict(renamed, f"{path}." if path else "", {}, False, [], [], [])
     return renamed
 
@@ -545,6 +546,7 @@ def _check_classes(query: Query, key: str, class_names: Sequence[StatedNames]) -
     for stated in class_names:
         names = list(stated.names)
         is_own = stated.key == ASKED and names != list(query.classes)
+        # The same names in another order would answer wrongly without any sign.
         if is_own or find_displaced(names, query.classes):
             where = "" if stated.key == ASKED else f" (`{stated.key}`)"
             problem = f"was trained for the classes {json.dumps(names):.150}, in this order{where}"

@@ -48,6 +48,7 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
                 )
             starts.append(node)
         elif node in bearing:
+            # Selections within a network, such as of proposals, are part of it.
             continue
         elif node.op_type in SELECTING or (
             further_inputs.intersection(node.inputs) and not _has_weights(node)
@@ -57,12 +58,15 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
     starts = [node for node in starts if any(value in pictured for value in node.inputs)]
     if not starts:
         return None
+    # A suppression says most of what is cut off, then a selection.
     start = min(starts, key=lambda node: (not is_suppression(node), node.op_type not in SELECTING))
+    # All that depends on a start goes with it.
     region = set(starts)
     for node in nodes:
         if any(value is not None and value.producer() in region for value in node.inputs):
             region.add(node)
     feeds: list[ir.Value] = []
+    # Scores are fed as they were before a selection flattened them: a decoder needs them by class.
     sources = {
         _before_selection(value, pictured)[-1]
         for node in region
@@ -80,6 +84,7 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
             )
             if source not in feeds and source not in graph.inputs:
                 feeds.append(source)
+    # Outputs that the end does not touch stay the first ones.
     remaining = [value for value in graph.outputs if value.producer() not in region]
     lost = [value for value in graph.outputs if value.producer() in region]
     inputs, outputs, order = (
@@ -107,6 +112,7 @@ def cut_end(graph: ir.Graph, where: str) -> Cut | None:
     graph.outputs[:] = [*remaining, *(value for value in feeds if value not in remaining)]
     graph.remove([node for node in nodes if node in region], safe=False)
     for value in further_inputs:
+        # Inputs that only the end read are no inputs of the network.
         if region.issuperset(value.consumers()):
             graph.inputs.remove(value)
     return cut
@@ -148,6 +154,7 @@ def _followed_by_weights(nodes: list[ir.Node]) -> set[ir.Node]:
     bearing: set[ir.Node] = set()
     for node in reversed(nodes):
         for user in (user for output in node.outputs for user in output.consumers()):
+            # Weights may follow a node at any distance.
             if _has_weights(user) or user in bearing:
                 bearing.add(node)
     return bearing

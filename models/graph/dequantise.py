@@ -32,6 +32,7 @@ def drop_codes(model: onnx.ModelProto) -> int:
         written, taken = (
             [constants.get(name) for name in coder.input[1:]] for coder in (source, node)
         )
+        # Read with another scale, the codes mean other values.
         if written != taken or None in written:
             continue
         count += 1
@@ -40,6 +41,7 @@ def drop_codes(model: onnx.ModelProto) -> int:
         limits = _limits_of(written)
         node.input[:] = [value]
         del node.attribute[:]
+        # Codes from 0 on cut off what is below: the quantiser has dropped a ReLU there.
         if limits[0] == 0 and maker is not None and maker.op_type in CLIPPED:
             node.op_type = "Clip"
             for side, limit in zip(("low", "high"), limits, strict=True):

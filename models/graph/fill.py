@@ -66,6 +66,7 @@ def fold_norms(graph: ProtoGraph, unfolded: Collection[str]) -> None:
         conv = graph.producer(affine.inputs[0])
         scale = affine.inputs[1]
         path = scale.removesuffix(f"{SUFFIX}.weight")
+        # It is read with other scales elsewhere: folded, its weight would be stored twice.
         if conv is None or path in unfolded:
             continue
         folded = f"{path}.folded"
@@ -138,9 +139,11 @@ def _give_input(graph: ProtoGraph, file_input: TensorInfo) -> None:
         axes = [graph.add_constant("input/axis", np.array([0]))] if is_input else []
         value = put("Unsqueeze", [value, *axes], {} if is_input else {"axes": [0]})
         sizes = (1, *sizes)
+    # Channels are last.
     if sizes[1] not in (1, 3):
         value = put("Transpose", [value], {"perm": [0, 3, 1, 2]})
         sizes = (sizes[0], sizes[3], *sizes[1:3])
+    # A grey picture three times: the graph takes its luma.
     if sizes[1] == 1:
         value = put("Concat", [value] * 3, {"axis": 1})
     if nodes:
@@ -153,6 +156,7 @@ def _drop_batch(graph: ProtoGraph, led: Collection[str]) -> None:
     for output in graph.outputs:
         name = output.name
         sizes = graph.sizes.get(output.name)
+        # Only outputs whose batch was put first when the file was read.
         if name not in led or sizes is None:
             continue
         graph.rename({name: f"{name}_of_batch"})
@@ -174,9 +178,8 @@ def _declare_outputs(graph: ProtoGraph) -> None:
         shape = output.type.tensor_type.shape
         shape.SetInParent()
         if sizes[0] is None or sizes[1] is None or len(sizes[0]) != len(sizes[1]):
-            sizes = [
-                (None,) * len(shape.dim)
-            ] * 2  # an operator that is not ONNX's: its file says how many axes
+            # An operator that is not ONNX's: its file says how many axes.
+            sizes = [(None,) * len(shape.dim)] * 2
         shape.ClearField("dim")
         for axis, (size, other) in enumerate(zip(*sizes, strict=True)):  # type: ignore[arg-type]
             dim = shape.dim.add()

@@ -128,6 +128,7 @@ class _Naming:
             if factor is not None and factor.as_float() != 1 and value is not None:
                 self.replace(node, place, value * factor.as_float())
         bias = self.constant(node, 2)
+        # It is no bias of the layer: the node stays a function.
         if bias is not None and bias.numel() not in (1, out):
             return
         if bias is not None and bias.shape != (out,):
@@ -182,6 +183,7 @@ class _Naming:
         buffer: bool = False,
     ) -> None:
         """Let a node read the weight of a key."""
+        # Nodes that read one weight share it.
         if key not in self.values:
             self.state[key] = tensor.t().contiguous() if transpose else tensor
             self.values[key] = _placeholder(key, tensor, buffer)
@@ -215,6 +217,7 @@ class _Naming:
             if value is None or value not in self.constants:
                 continue
             tensor = self.constants[value]
+            # Shapes and axes are read before anything runs.
             if place in operator.static or (
                 node.op_type == "Gather" and place == 1 and tensor.ndim == 0
             ):
@@ -222,16 +225,14 @@ class _Naming:
             elif tensor.numel() == 1 and self.is_scalar(node, place, tensor):
                 self.hold(node, place, value, tensor.reshape(()))
             elif not tensor.is_floating_point() and tensor.numel() <= MAX_INLINE:
-                self.hold(
-                    node, place, value, tensor
-                )  # part of a shape, which a run without weights needs
+                # Part of a shape, which a run without weights needs.
+                self.hold(node, place, value, tensor)
             else:
                 name = source_of(value) or _snake(node.op_type)
                 made_up = node.op_type not in ACTIVATIONS and ANONYMOUS.match(name)
                 fixed = bool(made_up or NOT_TRAINED.search(name))
-                buffer = (
-                    fixed or not tensor.is_floating_point() or bool(tensor.isinf().any())
-                )  # as a mask is
+                # As a mask is.
+                buffer = fixed or not tensor.is_floating_point() or bool(tensor.isinf().any())
                 path = self.paths.get(("tensor", value))
                 if path is None:
                     readable = _to_path(

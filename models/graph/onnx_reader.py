@@ -94,6 +94,7 @@ def _read_data(data: bytes, path: Path, size: Size | None) -> Graph:
     """The graph of a file; its input stays open where the file's is, and the network is the same for other sizes."""
     reading = _Reading(admit_graph(data, path), path, size)
     graph = reading.run()
+    # Its sides are fixed, or outputs were reshaped by them.
     if not any(reading.form.is_open) or graph.led:
         return graph
     height, width = (
@@ -267,7 +268,9 @@ def set_inference(graph: ir.Graph, where: str) -> None:
             for place, value in enumerate(node.outputs)
             if value in outputs or list(value.uses())
         ]
+        # Outputs that nothing reads are those of training.
         if len(node.outputs) > 1 and read and node.op_type not in SEVERAL:
+            # The first output alone is what the layer gives in use.
             if read[-1] > 0 and node.op_type in ("BatchNormalization", "Dropout"):
                 problem = f"{describe_node(node)} was exported in training mode, and its statistics or mask are read"
                 raise InputError(where, problem, "export it in eval mode: model.eval()")
@@ -324,6 +327,7 @@ def input_shape(
     """The sizes of the input, None for a batch that is free; and what the file takes in its place."""
     inputs = [value for value in graph.inputs if not value.is_initializer()]
     used = [value for value in inputs if list(value.uses())]
+    # Inputs that nothing reads any longer went with the end.
     if len(used) > 1:
         names = join_names([f"'{text_of(value)}'" for value in used])
         raise InputError(
@@ -386,6 +390,7 @@ def input_shape(
 def put_first(graph: ir.Graph, picture: ir.Value, nodes: list[ir.Node], result: ir.Value) -> None:
     """Let what reads the picture read a result of nodes, which read it."""
     for user, place in list(picture.uses()):
+        # The new nodes read the picture itself.
         if user not in nodes:
             user.replace_input_with(place, result)
     graph.insert_before(graph[0], nodes)

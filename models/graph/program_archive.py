@@ -82,6 +82,7 @@ class ProgramArchive:
         names = [info.filename for info in infos]
         if len(set(names)) < len(names):
             raise ProgramFault("holds two parts of one name")
+        # A few bytes could unpack to gigabytes.
         if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
             raise ProgramFault("is compressed")
         if sum(info.file_size for info in infos) > file_bytes:
@@ -90,6 +91,7 @@ class ProgramArchive:
         model = next((name for name in models if name.endswith(f"/{MODEL}")), None)
         if model is None:
             raise ProgramFault(f"has no {MODEL}: is no program of torch.export")
+        # Which one runs would be torch's choice.
         if len(models) > 1:
             raise ProgramFault("holds a second program")
         self.root = model.removesuffix(MODEL)
@@ -206,9 +208,8 @@ def _check_directory(file: io.BufferedReader, file_bytes: int) -> None:
         raise zipfile.BadZipFile("no list of its parts")
     directory = int.from_bytes(record[12:16], "little")
     position = int.from_bytes(record[16:20], "little")
-    if (
-        position == 2**32 - 1 or directory == 2**32 - 1
-    ):  # zip64: the list ends where its own records begin
+    # Zip64: the list ends where its own records begin.
+    if position == 2**32 - 1 or directory == 2**32 - 1:
         located = tail.rfind(b"PK\6\6", 0, place)
         directory = (
             int.from_bytes(tail[located + 40 : located + 48], "little")
@@ -230,6 +231,7 @@ def write_archive(
         for weight in document.weights:
             payload = payloads[weight.name]
             number = numbers.get(payload.member)
+            # Weights that share a part of the file share it in the copy.
             if number is None:
                 number = numbers[payload.member] = len(numbers)
                 _write(target, f"{FOLDERS[weight.group]}{number}", archive.read(payload.member))

@@ -69,6 +69,7 @@ def find_operator(target: str) -> ProgramOperator:
 
 
 def _look_up(namespace: str, name: str, overload: str) -> ProgramOperator | None:
+    # Its operators are registered at import.
     if namespace == "torchvision":
         import torchvision  # noqa: F401  registers them
 
@@ -79,6 +80,7 @@ def _look_up(namespace: str, name: str, overload: str) -> ProgramOperator | None
     schema = operator._schema
     arguments = [str(argument.type) for argument in schema.arguments]
     returns = [str(result.type) for result in schema.returns]
+    # An argument of another type could be an object or a function.
     if not all(set(re.findall(r"\w+", kind)) <= ARGUMENT_TYPES for kind in (*arguments, *returns)):
         return None
     answers = bool(returns) and all("Tensor" in kind for kind in returns)

@@ -43,6 +43,7 @@ class SizeParser:
         return self.symbols.setdefault(symbol, f"s{len(self.symbols)}")
 
     def _write(self, node: ast.expr, depth: int) -> str:
+        # Recursion must end before Python's own limit does.
         if not depth:
             raise ValueError("is nested too deep")
         if isinstance(node, ast.Constant):
@@ -60,6 +61,7 @@ class SizeParser:
     def _call(self, function: str, call: ast.Call, depth: int) -> str:
         if function == "Symbol" and len(call.args) == 1 and isinstance(call.args[0], ast.Constant):
             return self._symbol(call.args[0].value)  # what it assumes follows from its being a size
+        # Assumptions of sympy, which could say anything.
         if call.keywords:
             raise ValueError("names an argument")
         if function == "Integer" and len(call.args) == 1:

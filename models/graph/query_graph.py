@@ -148,6 +148,7 @@ def _fill_weights(
         key = key_of_weight(query, name)
         stored = query.stored.get(key)
         array = array_of(query.tensors[key])
+        # Float32 or float16: a plain constant.
         if stored is None or stored.scale is None:
             wide = array if stored is None else array.astype(np.float32)
             graph.add_constant(name, np.ascontiguousarray(wide.T) if name in transposed else wide)
@@ -271,6 +272,7 @@ def _convert_norms(
     )
     separate: set[Norm] = set()
     for norm in sorted(sizes, key=lambda norm: -reads[norm] / sizes[norm]):
+        # The norms that cost most come first, as far as the bytes go.
         if sizes[norm] <= remaining_values:
             remaining_values -= sizes[norm]
         else:
@@ -331,6 +333,7 @@ def _fold_norm(
     scale, shift = _affine(graph, norm)
     key = (name, *node.inputs[1:])
     stored = packed.get(name)
+    # A packed weight keeps its codes: its scales take the norm.
     if stored is None:
         factors = scale.reshape(-1, *(1,) * (len(graph.sizes[weight]) - 1))
         folded = constants.add(("weight", *key), lambda: _array(graph, weight) * factors)

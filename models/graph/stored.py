@@ -64,6 +64,7 @@ def transposed_weights(graph: ProtoGraph) -> set[str]:
             continue
         weight = graph.constants.get(node.inputs[1])
         is_turned = node.op_type == "Gemm" and bool(node.attribute("transB", 0))
+        # Only weights of two axes are stored turned.
         if weight is not None and weight.array is None and len(weight.shape) == 2 and not is_turned:
             names.add(node.inputs[1])
     return names

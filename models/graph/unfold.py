@@ -43,6 +43,7 @@ def unfold_norms(graph: Graph) -> Graph:
         if node.op_type == "Conv" and (path := _foldable(node, state)) is not None:
             foldable.setdefault(path, []).append(node)
     for path, nodes in foldable.items():
+        # Every reader of the weight must be one of these, or its scale would change for others.
         if len(nodes) == len({user for user, _ in nodes[0].inputs[1].uses()}):  # type: ignore[union-attr]
             _unfold(model.graph, path, nodes, state)
     keys = [value.name for value in model.graph.initializers.values() if is_weight(value)]
@@ -66,6 +67,7 @@ def _foldable(node: ir.Node, state: dict[str, Tensor]) -> str | None:
     auto_pad = node.attributes.get("auto_pad")
     if names[1:] != [f"{path}.weight", f"{path}.bias"] or weight is None or weight.ndim != 4:
         return None
+    # Padding by the picture's size is no torch module's.
     if auto_pad is not None and auto_pad.as_string().startswith("SAME"):
         return None
     norms = any(user.op_type == "BatchNormalization" for user in node.outputs[0].consumers())

@@ -58,6 +58,7 @@ def upgrade_to_axes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
         return model, True
     for graph in _graphs(model.graph):
         for node in graph.node:
+            # Since 13 they mix one axis alone; before, all from theirs on.
             if node.op_type in FLATTENING and _axis_of(node) != -1:
                 return model, False
     upgraded = onnx.ModelProto()

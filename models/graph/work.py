@@ -82,6 +82,7 @@ def count_products(
         return 2 * (math.prod(first) // max(1, math.prod(outputs[0][:1])))
     if operator in ("Conv", "DeformConv"):
         return 2 * math.prod(second[1:])
+    # Counted by what is read: each value is spread over a window.
     if operator == "ConvTranspose":
         per_value = 2 * math.prod(second[1:])
         return -(-per_value * math.prod(first) // max(1, math.prod(outputs[0])))

@@ -64,6 +64,7 @@ def find_names(values: Mapping[str, Any]) -> StatedNames | None:
         if not isinstance(value, Mapping | list | tuple) or not value:
             continue
         names = read_names(value)
+        # Names that a program made up say nothing; another key may hold the real ones.
         if names and not all(name.startswith(PLACEHOLDER) for name in names):
             return StatedNames(key, names)
         if not names:
@@ -132,6 +133,7 @@ def find_displaced(names: Sequence[str], classes: Sequence[str]) -> str:
     A background that the file counts first is none of the query's classes.
     """
     plain = [_plain(name) for name in names]
+    # The background has a column of its own in many files.
     if len(plain) == len(classes) + 1 and plain[0] in BACKGROUNDS:
         plain = plain[1:]
     for place, name in enumerate(classes):

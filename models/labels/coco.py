@@ -280,6 +280,7 @@ def _find_pictures(folder: Path, path: Path, split: str) -> Path:
     last = name.rpartition("/")[2]
     for relative in dict.fromkeys((name, last)):
         holders = [place for place in places if relative and (place / relative).is_file()]
+        # The first picture tells where all of them are.
         if holders:
             return holders[0]
     return places[0]
@@ -503,6 +504,7 @@ def _account_for_keys(path: Path, document: Any, query: str) -> None:
             text = (
                 f"{len(holders)} of {len(entries)} {part} have `{key}`: {reading} (query {query})"
             )
+            # Read without it, all boxes or splits would be wrong.
             if key in REFUSED_KEYS:
                 raise InputError(path, text, hint, f"{part}.{key}")
             add_note(path, text, hint)

@@ -66,6 +66,7 @@ def find_copies(pictures: Sequence[Path], earlier: Collection[Path]) -> float:
         [*pictures_of_split, *(path for path in earlier if path not in pictures_of_split)]
     ):
         within = pictures_of_split.intersection(paths)
+        # A copy within the split alone is no overlap.
         if len(within) < len(paths):
             again |= within
     return len(again) / len(pictures)
@@ -128,6 +129,7 @@ def note_shapes(query: Query, sizes: Collection[Size], is_cut_out: bool) -> None
             query.data, text, "cut them to one shape, that of the camera's frames or the `roi`"
         )
     camera_size = query.region.least_frame()
+    # Cut-out frames have the shape of the part that the box will cut.
     if query.roi is not None and is_cut_out and min(camera_size) > 0:
         x0, y0, x1, y1 = query.region.pixels(camera_size)
         roi_size = (x1 - x0, y1 - y0)

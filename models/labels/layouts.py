@@ -145,6 +145,7 @@ def _find_classes(query: Query, data: Path) -> Layout | None:
     splits = find_splits(data)
     if any((path / name).is_dir() for path in splits.values() for name in query.sources):
         return _class_splits(query, data, splits)
+    # A table says more than folders, which may be those of cameras.
     if table := _find_table(query, data):
         return table
     if splits:
@@ -154,9 +155,8 @@ def _find_classes(query: Query, data: Path) -> Layout | None:
     folders = sorted(
         path.name for path in data.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
-    if len(folders) > 1 and not any(
-        DIGIT.search(name) for name in folders
-    ):  # those of cameras and days are numbered
+    # Those of cameras and days are numbered.
+    if len(folders) > 1 and not any(DIGIT.search(name) for name in folders):
         problem = f"its folders ({join_names(folders, 3)}) are no classes of query {query.id}"
         raise InputError(
             data,
@@ -438,6 +438,7 @@ def _find_boxes(query: Query, data: Path) -> Layout | None:
 
     if any(list_coco(path, kind) for path in splits.values()):
         return _in_splits(query, data, splits, read_folder, list_files)
+    # All files name a split.
     if coco and "" not in coco:
         return _named_splits(query, data, coco)
     yolo = find_yolo(data) if query.task != "keypoints" else None
@@ -645,6 +646,7 @@ def _cut(pictures: Sequence[LabelledPicture]) -> list[str]:
     labels_of_clip: dict[str, set[str]] = defaultdict(set)
     for clip, kind in zip(clips, kinds, strict=True):
         labels_of_clip[clip].add(kind)
+    # A clip with several classes must not be on both sides of a cut.
     if any(len(labels) > 1 for clip, labels in labels_of_clip.items() if clip):
         kinds = [""] * len(pictures)
     members: dict[str, list[int]] = defaultdict(list)

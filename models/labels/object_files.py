@@ -118,6 +118,7 @@ def find_picture_splits(folder: Path) -> dict[Path, str]:
         for path in sorted(folder.rglob("ImageSets/**/*.txt"))
         if (split := splits.get(path.stem.lower()))
     }
+    # Lists say the splits that people meant; folders may be others'.
     if lists.keys() >= set(SPLIT_NAMES):
         return {
             path: split for path in pictures for split, stems in lists.items() if path.stem in stems
@@ -151,6 +152,7 @@ def read_object_files(
     pictures, candidates = list_label_files(folder)
     forms = {path: _form_of(path) for path in candidates}
     formats = sorted({form for form in forms.values() if form in READERS})
+    # Of several formats the right one is not clear: the next reader may know.
     if len(formats) != 1:
         return None
     files = [path for path, form in forms.items() if form == formats[0]]
@@ -395,6 +397,7 @@ def _read_cvat(
     readings = {}
     for path in files:
         root = _read_xml(path, MAX_SET_BYTES)
+        # Tracks refer to frames of a video that is not there.
         if root.find("track") is not None:
             raise InputError(
                 path, "holds tracks of a video", "export it as CVAT for images, or as COCO", "data"
@@ -477,9 +480,8 @@ def _read_mot(
             if len(cells) < 6:
                 raise InputError(path, f"has a row of {len(cells)} numbers, not 9", HINT)
             frame, _, x, y, width, height, *extras = cells
-            kind = (
-                int(extras[1]) if len(extras) > 2 else 1
-            )  # confidence, class and seen since MOT16; before it -1
+            # Confidence, class and seen since MOT16; before it -1.
+            kind = int(extras[1]) if len(extras) > 2 else 1
             name = (
                 MOT_CLASSES[kind - 1]
                 if 0 < kind <= len(MOT_CLASSES)

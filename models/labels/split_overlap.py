@@ -78,6 +78,7 @@ def note_overlap(where: Path, name: str, paths: Sequence[Path], earlier: Collect
         if share > OVERLAP.max_share:
             add_note(where, f"{problem}: scores on them prove nothing", APART_HINT)
             return problem
+        # A few copies spoil no proof, but are worth a word.
         if share and text.endswith("byte for byte"):
             add_note(where, problem, "take them out of one")
     return ""
@@ -132,6 +133,7 @@ def _are_neighbours(pairs: Sequence[tuple[Path, Path]]) -> bool:
     """Whether the two of each pair look more alike than pictures of two pairs."""
     chosen = pairs[:: -(-len(pairs) // OVERLAP.pairs)]
     firsts, right = (read_thumbs([pair[side] for pair in chosen]).astype(float) for side in (0, 1))
+    # So few pairs could be alike by chance.
     if len(chosen) < OVERLAP.min_pairs:
         return False
     near = float(np.median(np.sqrt(((firsts - right) ** 2).mean(axis=1))))

@@ -151,9 +151,8 @@ def prefix_groups(
     paths = dict.fromkeys(path for path, _ in layers)
     for key in next(iter(queries)).tensors:
         owner = key.rpartition(".")[0]
-        if (
-            owner not in paths
-        ):  # a module of modules with a tensor of its own, which its first one may need
+        # A module of modules with a tensor of its own, which its first one may need.
+        if owner not in paths:
             owner = next(
                 (path for path in paths if f"{path}.".startswith(f"{owner}." if owner else "")),
                 owner,

@@ -131,9 +131,8 @@ def _align_queries(
         rows = by_query[query]
         word = tuple(names[layer.signature(signature)] for layer in rows)
         if likeness is None and word in slots_of_network:
-            taken = slots_of_network[
-                word
-            ]  # the same network again: its layers go where its twin's went
+            # The same network again: its layers go where its twin's went.
+            taken = slots_of_network[word]
         else:
             taken = _assign_slots(rows, word, sequence, names, signature, likeness)
             slots_of_network[word] = taken

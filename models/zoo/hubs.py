@@ -217,9 +217,8 @@ def _make_hf(model: str, width: int, args: dict[str, Any]) -> nn.Module:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return base.forward(self, pixel_values=x).logits
 
-    module.__class__ = type(
-        f"{base.__name__}Logits", (base,), {"forward": forward}
-    )  # names of tensors stay
+    # Names of tensors stay.
+    module.__class__ = type(f"{base.__name__}Logits", (base,), {"forward": forward})
     return module
 
 

@@ -170,9 +170,8 @@ def _import(name: str, folder: Path | None) -> ModuleType:
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(folder)]
-    sys.path.insert(
-        0, str(folder)
-    )  # a module may import its neighbours by their plain names, as a script may
+    # A module may import its neighbours by their plain names, as a script may.
+    sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(f"{package}.{name}")
     finally:
@@ -242,9 +241,8 @@ def check_outputs(model: str, outputs: Any, task: str, width: int, is_fixed: boo
     """
     if task == "classification":
         check_logits(model, outputs, width, is_fixed)
-    shapes = [
-        (1, *leaf.shape[1:]) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)
-    ]  # of one frame
+    # Of one frame.
+    shapes = [(1, *leaf.shape[1:]) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     if misfit := task_of(task).find_misfit(shapes, width):
         raise InputError(model, misfit, "correct its forward, `classes` or `task`", "task")
 

@@ -271,9 +271,8 @@ class TwoStage(Detector):
     def _regions(self, features: Sequence[Tensor], rois: Tensor) -> tuple[Tensor, Tensor]:
         """Class logits (R, C + 1) and box deltas (R, 4 (C + 1)) of rois (R, 5): frame, x0, y0, x1, y1 in pixels."""
         if torch.compiler.is_exporting():
-            torch._check(
-                rois.shape[0] > 0
-            )  # the tracer must know to lay out the head; the graph takes none as well
+            # The tracer must know to lay out the head; the graph takes none as well.
+            torch._check(rois.shape[0] > 0)
         return self.roi_heads.box_predictor(
             self.roi_heads.box_head(self._pool(features, rois, self.roi_heads.box_roi_pool))
         )
