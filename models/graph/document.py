@@ -9,7 +9,14 @@ import onnx_ir as ir
 
 from gemel.models.errors import InputError, message_of
 from gemel.models.graph.document_bounds import HINT
-from gemel.models.graph.gate import WEIGHTS, GatedGraph, GraphKind, admit_graph, write_model
+from gemel.models.graph.gate import (
+    WEIGHTS,
+    GatedGraph,
+    GraphKind,
+    admit_graph,
+    describe_operator,
+    write_model,
+)
 
 logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # it warns of what the reader refuses
 MAX_TENSOR_BYTES = 2**32
@@ -47,10 +54,11 @@ def read_gated(gated: GatedGraph, where: str) -> ir.Model:
 def note_texts(graph: ir.Graph, names: Mapping[str, str]) -> None:
     """Let `text_of` know the names of a graph and of its branches."""
     graph.meta[NAMES] = names
+    # Some of them leave the graph before they are named.
     for value in (
         *graph.inputs,
         *graph.initializers.values(),
-    ):  # some of them leave the graph before they are named
+    ):
         value.meta[TEXT] = names.get(str(value.name), value.name)
     for node in graph:
         for attribute in node.attributes.values():
@@ -114,6 +122,4 @@ def is_weight(value: ir.Value) -> bool:
 
 def describe_node(node: ir.Node) -> str:
     """An operator and its node, for messages."""
-    name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    text = text_of(node)
-    return f"{name} (node '{text}')" if text else name
+    return describe_operator(node, text_of(node))

@@ -24,11 +24,18 @@ from gemel.models.graph.document import (
     text_of,
 )
 from gemel.models.graph.document_bounds import HINT, MAX_NODES
+from gemel.models.graph.node_calls import (
+    apply,
+    check_operator,
+    constant_value,
+    read_initializer,
+    to_torch_type,
+)
 from gemel.models.graph.operators import OPERATORS
 from gemel.models.graph.operators.operator_registry import integers, number
 from gemel.models.graph.operators.recurrent import ACTIVATIONS, FIRST_STATES, LENGTHS
 from gemel.models.graph.operators.shapes import dtype_of
-from gemel.models.graph.torch_values import attributes_of, to_torch
+from gemel.models.graph.torch_values import attributes_of
 from gemel.models.graph.work import (
     CALL,
     MAX_FRAME_OPERATIONS,
@@ -42,26 +49,19 @@ MAX_KEY_VALUES = 64
 """Of a static input by which the sizes of a result are remembered."""
 NEVER_FOLDED = ("RoiAlign",)
 """Operators whose work the values of their inputs decide."""
-CONTROL_FLOW = ("Loop", "Scan", "SequenceMap", "If")
 COUNTED = ("NonZero", "Unique", "Compress")
 """Operators whose results have as many values as the picture decides."""
 COUNTED_HINT = (
     "give its PyTorch weights to the zoo's model of that name (fasterrcnn_..., keypointrcnn_...) or its code as "
     "package.module:factory"
 )
-QUANTISED = (
-    "QuantizeLinear",
-    "DynamicQuantizeLinear",
-    "QLinearConv",
-    "QLinearMatMul",
-    "ConvInteger",
-    "MatMulInteger",
-)
 ALONG_AXIS = {
     "Softmax", "LogSoftmax", "ArgMax", "ArgMin", "TopK", "CumSum", "Gather", "GatherElements", "Concat",
     "Split", "LpNormalization", "ScatterElements",
 }  # fmt: skip
 """Operators that mix what is along their axis."""
+FROM_END = ("Softmax", "LogSoftmax", "TopK", "LpNormalization")
+"""Those whose axis is the last one where they do not name it; of others it is the first."""
 Pair = tuple[Any, Any]
 
 
@@ -153,21 +153,19 @@ class _Folding:
                 self.lead_with_batch(place, output)
         self.remove_folded()
         shapes = {
-            value: tuple(list(tensor.shape) for tensor in pair)
-            for value, pair in self.tensors.items()
+            value: (list(first.shape), list(second.shape))
+            for value, (first, second) in self.tensors.items()
         }
         dtypes = {value: pair[0].dtype for value, pair in self.tensors.items()}
-        return Folded(
-            self.constants, shapes, dtypes, self.batch, self.free != "no", tuple(self.led)
-        )  # type: ignore[arg-type]
+        is_free = self.free != "no"
+        return Folded(self.constants, shapes, dtypes, self.batch, is_free, tuple(self.led))
 
     def remove_folded(self) -> None:
         """Remove the nodes whose results are constants; an output that is one is copied from it."""
         for output in self.graph.outputs:
             if self.pair(output) is None:
-                raise InputError(
-                    self.where, f"the output '{text_of(output)}' is made by no node", HINT
-                )
+                problem = f"the output '{text_of(output)}' is made by no node"
+                raise InputError(self.where, problem, HINT)
         outputs = set(self.graph.outputs)
         for node in list(self.graph):
             if not all(output in self.constants for output in node.outputs):
@@ -178,10 +176,8 @@ class _Folding:
             (output,) = node.outputs
             value = self.constants.pop(output)
             self.tensors[output] = (value, value)
-            node.op_type = "Identity"
             node.domain = ""
-            node.attributes.clear()
-            node.resize_inputs(1)
+            _make(node, "Identity", 1)
             node.replace_input_with(0, self.new_constant(value))
 
     def pair(self, value: ir.Value | None) -> Pair | None:
@@ -191,61 +187,73 @@ class _Folding:
         constant = self.constants.get(value)
         return (constant, constant) if constant is not None else self.tensors.get(value)
 
+    def fault(self, node: ir.Node, problem: str, hint: str = HINT) -> InputError:
+        """The error of a file for what one of its nodes does."""
+        return InputError(self.where, f"{describe_node(node)}{problem}", hint)
+
     def visit(self, node: ir.Node) -> None:
+        """Compute a node, or find the sizes of what it gives."""
+        # Branches that are spliced in, and nodes that are rewritten, count too.
         self.steps += 1
         if self.steps > MAX_NODES:
             raise InputError(self.where, f"has more than {MAX_NODES} nodes", HINT)
         if node.op_type == "Constant":
-            return self.set_constant(node, [_constant_value(node)])
+            return self.set_constant(node, [constant_value(node)])
         if node.op_type == "If" and self.splice_branch(node):
             return None
         check_operator(node, self.where)
-        if node.inputs and node.inputs[0] is not None and self.does_nothing(node, node.inputs[0]):
-            return self.forward(node, node.inputs[0])
+        source = node.inputs[0] if node.inputs else None
+        if source is not None and self.does_nothing(node, source):
+            return self.forward(node, source)
         if node.op_type in ACTIVATIONS:
             self.drop_defaults(node)
         inputs = [self.pair(value) for value in node.inputs]
         for value, pair in zip(node.inputs, inputs):
             if value is not None and pair is None:
-                raise InputError(
-                    self.where,
-                    f"{describe_node(node)} reads '{text_of(value, self.graph)}', which nothing makes",
-                    HINT,
-                )
-        constant = [
-            pair is None or all(tensor.device.type == "cpu" for tensor in pair) for pair in inputs
-        ]
-        same = all(pair is None or pair[0] is pair[1] for pair in inputs)
+                text = text_of(value, self.graph)
+                raise self.fault(node, f" reads '{text}', which nothing makes")
+        # The sizes of the picture are known, though its values are not.
         if node.op_type in ("Shape", "Size"):
             first, second = (self.compute(node, [tensor]) for tensor in inputs[0] or ())
             return self.set_known(node, first, second)
-        if all(constant):
-            self.check_folded(node, inputs)
-            first = self.compute(node, [pair and pair[0] for pair in inputs])
-            second = first if same else self.compute(node, [pair and pair[1] for pair in inputs])
-            return self.set_known(node, first, second)
+        if all(pair is None or _is_known(pair) for pair in inputs):
+            return self.fold(node, inputs)
         if node.op_type in COUNTED:
-            problem = f"{describe_node(node)} counts what the picture shows, as the regions of a two-stage detector"
-            raise InputError(self.where, problem, COUNTED_HINT)
+            problem = " counts what the picture shows, as the regions of a two-stage detector"
+            raise self.fault(node, problem, COUNTED_HINT)
         if node.op_type == "Gather" and self.unstride(node):
             return None
         if self.free == "fixed":
             inputs = self.free_batch(node, inputs)
+        return self.set_sizes(node, inputs)
+
+    def fold(self, node: ir.Node, inputs: list[Pair | None]) -> None:
+        """Compute a node that the picture does not decide, for real."""
+        self.check_folded(node, inputs)
+        first = self.compute(node, [pair and pair[0] for pair in inputs])
+        second = first
+        # What follows from the batch differs between the two runs.
+        if any(pair is not None and pair[0] is not pair[1] for pair in inputs):
+            second = self.compute(node, [pair and pair[1] for pair in inputs])
+        return self.set_known(node, first, second)
+
+    def set_sizes(self, node: ir.Node, inputs: list[Pair | None]) -> None:
+        """Find the sizes of what a node gives at both batch sizes, and whether these keep frames apart."""
         first, second = (self.find_sizes(node, inputs, run) for run in (0, 1))
         self.count_frame(node, first.operations)
         results = first.results, second.results
-        if len(node.outputs) > len(results[0]):
-            problem = f"{describe_node(node)} has {len(node.outputs)} outputs, of which {len(results[0])} are computed"
-            raise InputError(self.where, problem, "export the model without the others")
+        count = len(first.results)
+        if len(node.outputs) > count:
+            problem = f" has {len(node.outputs)} outputs, of which {count} are computed"
+            raise self.fault(node, problem, "export the model without the others")
         if self.free == "dynamic":
             self.settle(node, inputs, results)
         self.check_batch(node, inputs, results)
         outer = next((self.outer[value] for value in node.inputs if value in self.outer), 1)
-        for output, first, second in zip(node.outputs, *results):
-            self.tensors[output] = (first, second)
+        for output, one_batch, two_batches in zip(node.outputs, *results):
+            self.tensors[output] = (one_batch, two_batches)
             if outer != 1:
                 self.outer.setdefault(output, outer)
-        return None
 
     def does_nothing(self, node: ir.Node, value: ir.Value) -> bool:
         """Whether a node gives what it reads; a cast to half precision becomes one to float32."""
@@ -259,19 +267,17 @@ class _Folding:
 
     def drop_defaults(self, node: ir.Node) -> None:
         """Leave out the first states of a recurrent layer that are zero, and lengths that are the sequence's."""
-        pair = self.pair(node.inputs[0])
-        length = (
-            pair[0].shape[node.attributes["layout"].as_int() if "layout" in node.attributes else 0]
-            if pair
-            else 0
-        )
-        for place, usual in [
-            (LENGTHS, length),
-            *((place, 0) for place in FIRST_STATES[node.op_type]),
-        ]:
+        sequence = self.pair(node.inputs[0])
+        usual: dict[int, int] = dict.fromkeys(FIRST_STATES[node.op_type], 0)
+        if sequence is not None:
+            usual[LENGTHS] = sequence[0].shape[_integer_of(node, "layout", 0)]
+        for place, value in usual.items():
             setting = self.pair(node.inputs[place]) if place < len(node.inputs) else None
-            if setting is not None and all(
-                tensor.device.type == "cpu" and bool((tensor == usual).all()) for tensor in setting
+            # torch's layers take neither; with their usual values they say nothing.
+            if (
+                setting
+                and _is_known(setting)
+                and all((tensor == value).all() for tensor in setting)
             ):
                 node.replace_input_with(place, None)
 
@@ -282,18 +288,13 @@ class _Folding:
         tensors = []
         for place, pair in enumerate(inputs):
             tensor = None if pair is None else pair[run]
-            if tensor is not None and place not in static:
-                tensor = (
-                    tensor
-                    if tensor.device.type == "meta"
-                    else torch.empty_like(tensor, device="meta")
-                )
-            elif tensor is not None and tensor.device.type == "meta":
-                raise InputError(
-                    self.where,
-                    f"{describe_node(node)}: a shape or bound depends on what the picture shows",
-                    HINT,
-                )
+            if tensor is None:
+                pass
+            elif place not in static:
+                # Mixed devices fail in torch: constants become sizes alone, too.
+                tensor = tensor.to("meta")
+            elif tensor.is_meta:
+                raise self.fault(node, ": a shape or bound depends on what the picture shows")
             tensors.append(tensor)
         return tensors
 
@@ -304,14 +305,10 @@ class _Folding:
             raise
         except Exception as error:  # torch raises many kinds for sizes that do not fit
             text = str(error).split("\n", 1)[0]
-            raise InputError(
-                self.where, f"{describe_node(node)} cannot be computed: {text}", HINT
-            ) from error
-        total = sum(tensor.numel() * tensor.element_size() for tensor in result)
+            raise self.fault(node, f" cannot be computed: {text}") from error
+        total = sum(tensor.nbytes for tensor in result)
         if total > MAX_TENSOR_BYTES:
-            raise InputError(
-                self.where, f"{describe_node(node)} makes a tensor of {total} bytes", HINT
-            )
+            raise self.fault(node, f" makes a tensor of {total} bytes")
         return result
 
     def find_sizes(self, node: ir.Node, inputs: list[Pair | None], run: int) -> _NodeResult:
@@ -338,11 +335,11 @@ class _Folding:
         description = describe_node(node)
         budget = self.limits.budget
         if node.op_type in NEVER_FOLDED:
-            raise InputError(self.where, f"{description} reads constants alone", HINT)
+            raise self.fault(node, " reads constants alone")
         count = _count_new(node, [pair[1] for pair in inputs if pair is not None])
         if count is None:
             result = self.find_sizes(node, inputs, 1)
-            nbytes = sum(tensor.numel() * tensor.element_size() for tensor in result.results)
+            nbytes = sum(tensor.nbytes for tensor in result.results)
             operations = result.operations
         else:
             nbytes = 8 * count
@@ -361,20 +358,18 @@ class _Folding:
     def set_known(
         self, node: ir.Node, first: tuple[Tensor, ...], second: tuple[Tensor, ...]
     ) -> None:
-        if first is second or all(
-            a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)
-        ):
+        """Note what a node gives: a constant where both batch sizes give the same."""
+        if first is second or all(map(torch.equal, first, second)):
             return self.set_constant(node, first)
-        for output, a, b in zip(node.outputs, first, second):
-            self.tensors[output] = (a, b)
+        for output, one_batch, two_batches in zip(node.outputs, first, second):
+            self.tensors[output] = (one_batch, two_batches)
         return None
 
     def set_constant(self, node: ir.Node, results: Any) -> None:
+        sources = (value for value in node.inputs if value in self.constants)
+        source = next(sources, None)  # type: ignore[arg-type]
         for output, tensor in zip(node.outputs, results):
-            source = next(
-                (value for value in node.inputs if value is not None and value in self.constants),
-                None,
-            )
+            # A weight that was cast or transposed keeps the name of the file's.
             if source is not None and source.name and tensor.is_floating_point():
                 output.meta.setdefault("source", source_of(source))
             self.constants[output] = tensor
@@ -394,36 +389,31 @@ class _Folding:
 
     def splice_branch(self, node: ir.Node) -> bool:
         """Put the branch of an If in its place where its condition is known."""
-        condition = (
-            self.constants.get(node.inputs[0])
-            if node.inputs and node.inputs[0] is not None
-            else None
-        )
+        condition = self.constants.get(node.inputs[0]) if node.inputs else None  # type: ignore[arg-type]
         if condition is None:
             return False
-        branch: ir.Graph = node.attributes[
-            "then_branch" if bool(condition) else "else_branch"
-        ].value
+        name = "then_branch" if bool(condition) else "else_branch"
+        branch: ir.Graph = node.attributes[name].value
         for value in branch.initializers.values():
             self.constants[value] = read_initializer(value, self.where)
         inner = list(branch)
-        outputs = list(branch.outputs)
+        results = list(branch.outputs)
         branch.outputs.clear()
         branch.remove(inner)
         self.graph.insert_before(node, inner)
         for member in inner:
             self.visit(member)
-        for old, new in zip(node.outputs, outputs):
+        for old, new in zip(node.outputs, results):
             new = self.spliced.get(new, new)
+            # An output of the graph keeps its name, which what the branch gives cannot have.
             if old.is_graph_output():
                 bridge = ir.node("Identity", [new], outputs=None)
+                (new,) = bridge.outputs
                 self.graph.insert_before(node, bridge)
-                pass_name(old, bridge.outputs[0], "_before")
-                places = [place for place, output in enumerate(self.graph.outputs) if output is old]
-                for place in places:
-                    self.graph.outputs[place] = bridge.outputs[0]
+                pass_name(old, new, "_before")
+                outputs = self.graph.outputs
+                outputs[:] = [new if output is old else output for output in outputs]
                 self.visit(bridge)
-                new = bridge.outputs[0]
             old.replace_all_uses_with(new)
             self.spliced[old] = new
         return True
@@ -434,51 +424,46 @@ class _Folding:
         """The axis of a tensor along which the batch is."""
         if pair is None or pair[0].ndim != pair[1].ndim:
             return None
-        return next(
-            (axis for axis, (a, b) in enumerate(zip(pair[0].shape, pair[1].shape)) if a != b), None
-        )
+        return next(iter(_changed_axes(*pair)), None)
 
     def free_batch(self, node: ir.Node, inputs: list[Pair | None]) -> list[Pair | None]:
         """Rewrite a node whose constants fix the batch; what its inputs are from then on."""
         axis = self.axis_of(inputs[0])
         if node.op_type in ("Reshape", "Squeeze", "Flatten") and axis is not None:
-            assert inputs[0] is not None and node.inputs[0] is not None
-            source = list(inputs[0][0].shape)
-            (result,) = self.find_sizes(node, inputs, 0).results
-            before = math.prod(source[:axis]) * self.outer.get(node.inputs[0], 1)
-            product = any(
-                user.op_type in ("Gemm", "MatMul") and index == 0
-                for user, index in node.outputs[0].uses()
-            )
-            place, outer = _batch_place(before, axis, list(result.shape), self.batch, product) or (
-                None,
-                1,
-            )
-            if place is None:
-                raise BatchError(f"{describe_node(node)} splits the batch")
-            self.outer[node.outputs[0]] = outer
-            return self.replace_reshape(
-                node,
-                inputs,
-                [-1 if axis == place else size for axis, size in enumerate(result.shape)],
-            )
+            return self.free_reshape(node, inputs, axis)
         if node.op_type in ("Concat", "GatherElements", "ScatterElements"):
             axes = {self.axis_of(pair) for pair in inputs} - {None}
             if len(axes) == 1:
                 return self.expand_batch(node, inputs, axes.pop())  # type: ignore[arg-type]
         return inputs
 
+    def free_reshape(
+        self, node: ir.Node, inputs: list[Pair | None], axis: int
+    ) -> list[Pair | None]:
+        """Let a node whose sizes fix the batch, which is along this axis, compute the batch's size."""
+        assert inputs[0] is not None and node.inputs[0] is not None
+        (result,) = self.find_sizes(node, inputs, 0).results
+        before = math.prod(inputs[0][0].shape[:axis]) * self.outer.get(node.inputs[0], 1)
+        uses = node.outputs[0].uses()
+        product = any(user.op_type in ("Gemm", "MatMul") and place == 0 for user, place in uses)
+        home = _find_batch(before, axis, list(result.shape), self.batch, product)
+        if home is None:
+            raise BatchError(f"{describe_node(node)} splits the batch")
+        self.outer[node.outputs[0]] = home.outer
+        sizes = list(result.shape)
+        sizes[home.axis] = -1
+        return self.replace_reshape(node, inputs, sizes)
+
     def unstride(self, node: ir.Node) -> bool:
         """Make a Gather that only permutes a flat tensor, as torch exports as_strided, a Reshape and a Transpose."""
-        values, places = node.inputs[0], self.constants.get(node.inputs[1])  # type: ignore[arg-type]
+        values = node.inputs[0]
+        places = self.constants.get(node.inputs[1])  # type: ignore[arg-type]
         source = values.producer() if values is not None else None
         if places is None or places.ndim < 2 or source is None or source.op_type != "Reshape":
             return False
-        if (
-            len(self.tensors[values][0].shape) != 1
-            or places.numel() != self.tensors[values][0].numel()
-        ):  # type: ignore[index]
+        if self.tensors[values][0].shape != (places.numel(),):  # type: ignore[index]
             return False
+        # The stride of an axis is the place of its second element; a batch of one has none, and comes first.
         strides = [
             int(places.select(axis, 1).flatten()[0]) if size > 1 else 0
             for axis, size in enumerate(places.shape)
@@ -494,10 +479,8 @@ class _Folding:
         split = ir.node("Reshape", [source.inputs[0], self.new_constant(torch.tensor(sizes))])
         self.graph.insert_before(node, split)
         self.visit(split)
-        node.op_type = "Transpose"
-        node.attributes.clear()
+        _make(node, "Transpose", 1)
         node.attributes["perm"] = ir.AttrInt64s("perm", back)
-        node.resize_inputs(1)
         node.replace_input_with(0, split.outputs[0])
         self.visit(node)
         return True
@@ -510,24 +493,26 @@ class _Folding:
             return
         sizes = list(pair[0].shape)
         outer = self.outer.get(output, 1)
+        # Its axis is split around the batch, which then goes first; the others become what they were.
         sizes[axis : axis + 1] = [outer, -1, sizes[axis] // self.batch // outer]
         split = ir.node("Reshape", [output, self.new_constant(torch.tensor(sizes))])
-        lead = ir.node(
-            "Transpose",
-            [split.outputs[0]],
-            {"perm": [axis + 1, *(other for other in range(len(sizes)) if other != axis + 1)]},
-        )
-        joined = ir.node(
-            "Reshape", [lead.outputs[0], self.new_constant(torch.tensor([-1, *pair[0].shape]))]
-        )
+        order = list(range(len(sizes)))
+        order.insert(0, order.pop(axis + 1))
+        lead = ir.node("Transpose", [split.outputs[0]], {"perm": order})
+        target = self.new_constant(torch.tensor([-1, *pair[0].shape]))
+        joined = ir.node("Reshape", [lead.outputs[0], target])
         self.outer.pop(output, None)
         pass_name(output, joined.outputs[0], "_inside")
         self.graph.outputs[place] = joined.outputs[0]
         self.led.append(text_of(joined.outputs[0]))
         self.graph.extend([split, lead, joined])
+        self.visit_unchecked([split, lead, joined])
+
+    def visit_unchecked(self, nodes: list[ir.Node]) -> None:
+        """Visit nodes that move the batch knowingly, which would be refused in a file."""
         mode = self.free
         self.free = "expanding"
-        for node in (split, lead, joined):
+        for node in nodes:
             self.visit(node)
         self.free = mode
 
@@ -540,9 +525,7 @@ class _Folding:
             node.replace_input_with(1, target)
             node.attributes.pop("allowzero", None)
         else:
-            node.op_type = "Reshape"
-            node.attributes.clear()
-            node.resize_inputs(2)
+            _make(node, "Reshape", 2)
             node.replace_input_with(1, target)
         return [inputs[0], self.pair(target)]
 
@@ -556,62 +539,49 @@ class _Folding:
     ) -> list[Pair | None]:
         """Repeat inputs without a batch (class tokens, anchors) along the others' batch before they are joined."""
         expanded = list(inputs)
-        reader = next(
-            value for value, pair in zip(node.inputs, inputs) if self.axis_of(pair) is not None
-        )
-        joined = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-        for place, (value, pair) in enumerate(zip(list(node.inputs), inputs)):
+        pairs = list(zip(node.inputs, inputs))
+        reader = next(value for value, pair in pairs if self.axis_of(pair) is not None)
+        for place, (value, pair) in enumerate(pairs):
             if pair is None or value is None or self.axis_of(pair) is not None:
                 continue
-            if joined % pair[0].ndim == axis or pair[0].shape[axis] != self.batch:
+            rank = pair[0].ndim
+            # Where the tensors are joined along the batch, or this one has another, frames would mix.
+            if _integer_of(node, "axis", 0) % rank == axis or pair[0].shape[axis] != self.batch:
                 raise BatchError(f"{describe_node(node)} joins tensors along the batch")
-            ones = pair[0].ndim
+            # Its sizes times (1, .., batch, .., 1), the batch read off a tensor that has one.
             size = ir.node("Shape", [reader])
             index = self.new_constant(torch.tensor([axis]))
             length = ir.node("Gather", [size.outputs[0], index], {"axis": 0})
-            parts: list[ir.Value] = (
-                [self.new_constant(torch.ones(axis, dtype=torch.int64))] if axis else []
-            )
-            parts.append(length.outputs[0])
-            if axis + 1 < ones:
-                parts.append(self.new_constant(torch.ones(ones - axis - 1, dtype=torch.int64)))
+            parts = [length.outputs[0]]
+            if axis:
+                parts.insert(0, self.new_constant(torch.ones(axis, dtype=torch.int64)))
+            if axis + 1 < rank:
+                parts.append(self.new_constant(torch.ones(rank - axis - 1, dtype=torch.int64)))
             target = ir.node("Concat", parts, {"axis": 0})
             wide = ir.node("Expand", [value, target.outputs[0]])
-            new = [size, length, target, wide]
-            self.graph.insert_before(node, new)
-            mode = self.free
-            self.free = "expanding"
-            for member in new:
-                self.visit(member)
-            self.free = mode
+            nodes = [size, length, target, wide]
+            self.graph.insert_before(node, nodes)
+            self.visit_unchecked(nodes)
             node.replace_input_with(place, wide.outputs[0])
             expanded[place] = self.tensors[wide.outputs[0]]
         return expanded
 
     def settle(self, node: ir.Node, inputs: list[Pair | None], results: Any) -> None:
         """Replace sizes that depend on the batch by constant ones where -1 or 1 says the same."""
-        if (
-            node.op_type not in ("Reshape", "Expand")
-            or inputs[1] is None
-            or inputs[1][0] is inputs[1][1]
-        ):
+        if node.op_type not in ("Reshape", "Expand") or inputs[1] is None:
+            return
+        if inputs[1][0] is inputs[1][1]:  # its sizes do not depend on the batch
             return
         (first,), (second,) = results
-        places = [place for place, (a, b) in enumerate(zip(first.shape, second.shape)) if a != b]
-        if first.ndim != second.ndim or len(places) != 1 or 0 in first.shape:
+        axes = _changed_axes(first, second)
+        if first.ndim != second.ndim or len(axes) != 1 or 0 in first.shape:
             return
+        sizes = list(first.shape)
         if node.op_type == "Reshape":
-            self.replace_reshape(
-                node,
-                inputs,
-                [-1 if axis in places else size for axis, size in enumerate(first.shape)],
-            )
-        elif (
-            self.axis_of(inputs[0]) is not None
-            and inputs[0] is not None
-            and inputs[0][0].ndim == first.ndim
-        ):
-            sizes = [1 if axis in places else size for axis, size in enumerate(first.shape)]
+            sizes[axes[0]] = -1
+            self.replace_reshape(node, inputs, sizes)
+        elif self.axis_of(inputs[0]) is not None and inputs[0][0].ndim == first.ndim:  # type: ignore[index]
+            sizes[axes[0]] = 1
             node.replace_input_with(1, self.new_constant(torch.tensor(sizes, dtype=torch.int64)))
 
     def check_batch(self, node: ir.Node, inputs: list[Pair | None], results: Any) -> None:
@@ -622,8 +592,10 @@ class _Folding:
         if all(axis is None for axis in axes):
             return
         for a, b in zip(*results):
-            places = [place for place, (x, y) in enumerate(zip(a.shape, b.shape)) if x != y]
-            if a.ndim != b.ndim or len(places) != 1 or b.shape[places[0]] != 2 * a.shape[places[0]]:
+            changed = _changed_axes(a, b)
+            # Twice the batch is twice as long in one axis, and nowhere else.
+            is_single = a.ndim == b.ndim and len(changed) == 1
+            if not is_single or b.shape[changed[0]] != 2 * a.shape[changed[0]]:
                 raise BatchError(f"{describe_node(node)} loses the batch")
         if self.free == "fixed" and _mixes(node, inputs, axes):
             raise BatchError(f"{describe_node(node)} mixes the batch")
@@ -661,134 +633,71 @@ def _count_new(node: ir.Node, inputs: list[Tensor]) -> int | None:
     return None
 
 
+def _is_known(pair: Pair) -> bool:
+    return not pair[0].is_meta and not pair[1].is_meta
+
+
+def _changed_axes(first: Tensor, second: Tensor) -> list[int]:
+    """The axes in which the sizes at the two batch sizes differ."""
+    sizes = enumerate(zip(first.shape, second.shape))
+    return [axis for axis, (size, other) in sizes if size != other]
+
+
+def _integer_of(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def _make(node: ir.Node, op_type: str, inputs: int) -> None:
+    """Let a node be another operator, without attributes."""
+    node.op_type = op_type
+    node.attributes.clear()
+    node.resize_inputs(inputs)
+
+
 def _mixes(node: ir.Node, inputs: list[Pair | None], axes: list[int | None]) -> bool:
-    first = next(place for place, axis in enumerate(axes) if axis is not None)
-    axis = axes[first]
-    pair = inputs[first]
-    assert pair is not None and axis is not None
+    """Whether a node computes with values of several frames, the batch being along these axes of its inputs."""
+    axis, pair = next((axis, pair) for axis, pair in zip(axes, inputs) if axis is not None)
+    assert pair is not None
     rank = pair[0].ndim
     if node.op_type in ALONG_AXIS:
-        default = {"Softmax": -1, "LogSoftmax": -1, "TopK": -1, "LpNormalization": -1}.get(
-            node.op_type, 0
-        )
-        attribute = node.attributes.get("axis")
-        return (default if attribute is None else attribute.as_int()) % rank == axis
+        return _integer_of(node, "axis", -1 if node.op_type in FROM_END else 0) % rank == axis
     if node.op_type == "Slice" and len(inputs) > 3 and inputs[3] is not None:
         return axis in [int(sliced) % rank for sliced in inputs[3][0].reshape(-1).tolist()]
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
-        attribute = node.attributes.get("axis")
-        return axis >= (-1 if attribute is None else attribute.as_int()) % rank
+        return axis >= _integer_of(node, "axis", -1) % rank
     if node.op_type in ACTIVATIONS:
-        return axis != (
-            0 if "layout" in node.attributes and node.attributes["layout"].as_int() else 1
-        )
+        # The batch is the second axis, behind the sequence, unless the layout turns them.
+        return axis != (0 if _integer_of(node, "layout", 0) else 1)
     return node.op_type in ("GatherND", "ScatterND", "NonZero", "OneHot")
 
 
-def _batch_place(
-    before: int, axis: int, sizes: list[int], batch: int, product: bool
-) -> tuple[int, int] | None:
-    """The axis of a reshaped tensor that has the batch, and what is outside it in that axis.
+@dataclass(frozen=True)
+class _BatchHome:
+    """The axis of a tensor that has the batch, and what is outside the batch in that axis."""
 
-    `before` values are outside the batch. An axis that is the batch alone comes first, then one that it leads; the last
-    axis of what a product reads are features.
+    axis: int
+    outer: int
+
+
+def _find_batch(
+    before: int, axis: int, sizes: list[int], batch: int, product: bool
+) -> _BatchHome | None:
+    """Where the batch is in a reshaped tensor; `before` values were outside it, along `axis`.
+
+    An axis that is the batch alone comes first, then one that it leads; the last axis of what a product reads are
+    features.
     """
-    candidates = []
+    homes = []
     outside = 1
     for place, size in enumerate(sizes):
         if size and before % outside == 0 and size % (batch * (before // outside)) == 0:
-            candidates.append((place, before // outside))
+            homes.append(_BatchHome(place, before // outside))
         outside *= size
     if product and len(sizes) > 1:
-        candidates = [candidate for candidate in candidates if candidate[0] != len(sizes) - 1]
-    return min(
-        candidates,
-        key=lambda candidate: (
-            sizes[candidate[0]] != batch,
-            candidate[1] != 1,
-            candidate[0] != axis,
-            candidate[0],
-        ),
-        default=None,
-    )
+        homes = [home for home in homes if home.axis != len(sizes) - 1]
 
+    def rank(home: _BatchHome) -> tuple[bool, bool, bool, int]:
+        return sizes[home.axis] != batch, home.outer != 1, home.axis != axis, home.axis
 
-def apply(node: ir.Node, inputs: list[Any], opset: int) -> tuple[Tensor, ...]:
-    """Compute a node from tensors."""
-    operator = OPERATORS[node.op_type]
-    arguments, attributes = prepare_call(node, inputs, opset)
-    result = operator.run(*arguments, **attributes)
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def prepare_call(node: ir.Node, inputs: list[Any], opset: int) -> tuple[list[Any], dict[str, Any]]:
-    """What an operator's function is called with: known static inputs as numbers, attributes by name."""
-    operator = OPERATORS[node.op_type]
-    arguments = [
-        value.tolist() if place in operator.static and isinstance(value, Tensor) else value
-        for place, value in enumerate(inputs)
-    ]
-    attributes = {
-        name: value
-        for name, value in attributes_of(node).items()
-        if name not in ("consumed_inputs",)
-    }
-    if node.op_type == "ConstantOfShape" and isinstance(attributes.get("value"), Tensor):
-        value = attributes["value"]
-        attributes = {"value": value.reshape(-1)[0].item(), "dtype": value.dtype}
-    if operator.opset:
-        attributes["opset"] = opset
-    if operator.count:
-        attributes["count"] = len(node.outputs)
-    return arguments, attributes
-
-
-def check_operator(node: ir.Node, where: str) -> None:
-    """Refuse operators that cannot be computed."""
-    if node.op_type in OPERATORS and node.domain in ("", "ai.onnx"):
-        return
-    description = describe_node(node)
-    if node.op_type in CONTROL_FLOW or node.op_type.startswith("Sequence"):
-        raise InputError(
-            where,
-            f"{description} decides by what the picture shows",
-            "export the model without loops and branches",
-        )
-    if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
-        raise InputError(
-            where,
-            f"{description}: the file is quantised to integers",
-            "give it with QuantizeLinear and DequantizeLinear (QDQ)",
-        )
-    if node.domain not in ("", "ai.onnx"):
-        hint = "export the model without it"
-        if node.domain.startswith("com.microsoft"):
-            hint = "give the file as it was exported, before ONNX Runtime optimised it"
-        raise InputError(where, f"{description} is of the custom domain '{node.domain}'", hint)
-    raise InputError(
-        where, f"{description} is no operator that can be computed", "export the model without it"
-    )
-
-
-def to_torch_type(dtype: ir.DataType | None) -> torch.dtype:
-    """A value's type in torch; half precision is float32."""
-    return torch.float32 if dtype is None else dtype_of(int(dtype))
-
-
-def read_initializer(value: ir.Value, where: str) -> Tensor:
-    """A constant of a branch, which is in the file itself."""
-    if value.const_value is None or isinstance(value.const_value, ir.ExternalTensor):
-        raise InputError(
-            where, f"the constant '{text_of(value)}' of a branch is not in the file", HINT
-        )
-    return to_torch(value.const_value.numpy())
-
-
-def _constant_value(node: ir.Node) -> Tensor:
-    name, attribute = next(iter(node.attributes.items()))
-    value = attribute.value
-    if attribute.type == ir.AttributeType.TENSOR:
-        return torch.from_numpy(
-            value.numpy()
-        )  # the reader has put it into memory that may be written to
-    return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)
+    return min(homes, key=rank, default=None)

@@ -126,6 +126,7 @@ class _Gate:
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         self.check_functions(model)
         opsets = self.pass_opsets(model.opset_import)
+        # Of other versions the meaning of attributes is not known here.
         if not MIN_OPSET <= opsets.get(STANDARD, 0) <= MAX_OPSET:
             problem = f"is of opset {opsets.get(STANDARD, 0)}, and opsets {MIN_OPSET} to {MAX_OPSET} are read"
             raise InputError(self.where, problem, "export it with opset 18")
@@ -249,7 +250,7 @@ class _Gate:
                 raise InputError(self.where, f"has a size '{size.dim_param}'", DAMAGED)
 
     def pass_node(self, node: onnx.NodeProto, in_function: bool) -> None:
-        description = describe_proto(node)
+        description = describe_operator(node, node.name)
         name = f"n{self.nodes}"
         self.nodes += 1
         if node.name:
@@ -279,6 +280,7 @@ class _Gate:
     def pass_operator(self, node: onnx.NodeProto, description: str, in_function: bool) -> None:
         node.domain = self.check_domain(node.domain)
         is_standard = node.domain == STANDARD
+        # What a bundle holds was computed when it was built, by these operators alone.
         if self.kind is GraphKind.DOCUMENT and not (is_standard and node.op_type in LISTED):
             raise InputError(
                 self.where, f"{description} is no operator that can be computed", DAMAGED
@@ -320,6 +322,7 @@ class _Gate:
                 f"{description}: the attribute '{attribute.name}' has a type that is not read",
                 HINT,
             )
+        # In a function the value is that of the call.
         if attribute.ref_attr_name:
             if not in_function:
                 raise InputError(
@@ -351,6 +354,7 @@ class _Gate:
             tensor.ClearField(field)
         if tensor.HasField("segment"):
             raise InputError(self.where, f"the tensor of '{description}' is in segments", HINT)
+        # Its values are in the message itself; a place that it names besides is not followed.
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             tensor.ClearField("external_data")
             return
@@ -420,7 +424,7 @@ def keep_fields(message: Any, names: Iterable[str]) -> None:
             message.ClearField(field.name)
 
 
-def describe_proto(node: onnx.NodeProto) -> str:
-    """An operator and its node, for messages."""
-    name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    return f"{name} (node '{node.name}')" if node.name else name
+def describe_operator(node: Any, name: str) -> str:
+    """The operator of a node and the node's name, for messages."""
+    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"{operator} (node '{name}')" if name else operator

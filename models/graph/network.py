@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gemel.models.errors import InputError, message_of
 from gemel.models.graph.document import parse_model, text_of
 from gemel.models.graph.document_bounds import HINT
-from gemel.models.graph.fold import check_operator, prepare_call
 from gemel.models.graph.gate import BUFFER, WHERE
+from gemel.models.graph.node_calls import check_operator, prepare_call
 from gemel.models.graph.operators import OPERATORS
 from gemel.models.graph.operators.layer_functions import flat_pads, window_pads
 from gemel.models.graph.operators.shapes import dtype_of
@@ -116,9 +116,8 @@ class _Builder:
                 for place, value in enumerate(node.inputs)
             ]
             if node.op_type == "Identity" and node.inputs[0] is not None:
-                inputs = [
-                    self.read(node.inputs[0])
-                ]  # an output that is one number is a tensor still
+                # An output that is one number is a tensor still.
+                inputs = [self.read(node.inputs[0])]
             arguments, attributes = prepare_call(node, inputs, self.opset)
             call = self.add_step(StepKind.OPERATOR, node.op_type, *arguments, **attributes)
         if isinstance(call, tuple):
@@ -185,6 +184,7 @@ class _Builder:
         dilation = options.get("dilations") or [1] * rank
         auto = options.get("auto_pad", "NOTSET")
         group = options.get("group", 1)
+        # torch's modules pad by fixed sizes, and take no other shape of the output.
         if rank not in CONV or auto.startswith("SAME") or options.get("output_shape"):
             return None
         sides = window_pads([0] * rank, shape[2:], stride, dilation, auto, options.get("pads"))
@@ -215,6 +215,7 @@ class _Builder:
                 node,
             )
         x = self.read(node.inputs[0])
+        # torch's modules pad both sides alike.
         if not even:
             x = self.add_step(StepKind.FUNCTION, "pad", x, tuple(flat_pads(sides)))
         return self.call(path, CONV[rank](shape[1] * group, shape[0], **settings), node, x)
@@ -232,6 +233,7 @@ class _Builder:
         has_bias = add is not None or (len(node.inputs) > 2 and node.inputs[2] is not None)
         module = nn.Linear(inner, outer, bias=has_bias, device=self.device, dtype=torch.float32)
         call = self.call(path, module, node, x)
+        # No Add behind the product holds a bias.
         if add is None:
             return call
         self.fused.add(add)
@@ -259,6 +261,7 @@ class _Builder:
     def make_layer_norm(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
         options = attributes_of(node)
         axis = options.get("axis", -1)
+        # torch's norm takes the last axes alone.
         if axis >= 0 or -axis != len(shape):
             return None
         has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
@@ -267,6 +270,7 @@ class _Builder:
         return self.call(path, module, node)
 
     def make_group_norm(self, node: ir.Node, path: str, shape: list[int]) -> Result | None:
+        # Scale and bias are by group before, and torch's module has them by channel.
         if self.opset < 21:
             return None
         options = attributes_of(node)

@@ -21,6 +21,7 @@ from gemel.models.graph.operators.operator_registry import (
 
 for _name, _function in {
     "Abs": torch.abs, "Acos": torch.acos, "Add": python.add, "And": torch.logical_and, "Asin": torch.asin,
+    "Celu": F.celu, "Elu": F.elu, "Gelu": F.gelu, "HardSwish": F.hardswish,
     "Atan": torch.atan, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Equal": python.eq, "Erf": torch.erf,
     "Exp": torch.exp, "Floor": torch.floor, "Greater": python.gt, "GreaterOrEqual": python.ge, "IsNaN": torch.isnan,
     "Less": python.lt, "LessOrEqual": python.le, "Log": torch.log, "MatMul": torch.matmul, "Mul": python.mul,
@@ -121,18 +122,6 @@ def thresholded_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.where(x > alpha, x, torch.zeros_like(x))
 
 
-@operator("Elu")
-def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x, or alpha * (exp(x) - 1) below zero."""
-    return F.elu(x, alpha)
-
-
-@operator("Celu")
-def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x, or alpha * (exp(x / alpha) - 1) below zero."""
-    return F.celu(x, alpha)
-
-
 @operator("Selu")
 def selu(
     x: Tensor, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
@@ -147,22 +136,10 @@ def hard_sigmoid(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     return torch.clamp(alpha * x + beta, 0, 1)
 
 
-@operator("HardSwish")
-def hard_swish(x: Tensor) -> Tensor:
-    """x times its hard sigmoid."""
-    return F.hardswish(x)
-
-
 @operator("Swish")
 def swish(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x * sigmoid(alpha * x)."""
     return x * torch.sigmoid(alpha * x)
-
-
-@operator("Gelu")
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """The Gaussian error linear unit."""
-    return F.gelu(x, approximate=approximate)
 
 
 @operator("Softmax", opset=True)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from gemel.models.graph.fold import apply
+from gemel.models.graph.node_calls import apply
 from gemel.models.graph.operators import OPERATORS
 
 UNARY = {
