@@ -37,6 +37,8 @@ SECONDS = 3
 REPLAY, LIMIT_PART = "replay", 8 / 12
 """A limit for eight of twelve plain sessions (seven fit): about one load for each request, as issue 2448 tells."""
 PLAIN = "sessions"
+FALLS_SHORT = 1
+"""Exit code of a merge of which a query misses its target on test; the row shows its worst query."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Comparison:
         workload = target / "workload.yaml"
         self._write_workload(workload)
         options = ["--accept-unproven", "--max-minutes", str(self.minutes), *MERGES[kind]]
-        run([*gemel, "merge", str(workload), "-o", str(bundle), *options])
+        run([*gemel, "merge", str(workload), "-o", str(bundle), *options], codes=(0, FALLS_SHORT))
 
     def _write_workload(self, path: Path) -> None:
         cameras, queries = {}, []
@@ -179,10 +181,12 @@ def package_version(package: str) -> str:
     return f"{package}=={onnxruntime.__version__}"
 
 
-def run(command: Sequence[str]) -> None:
+def run(command: Sequence[str], codes: Sequence[int] = (0,)) -> None:
     """Run a command from the root of the repository; its output is shown."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    subprocess.run(command, check=True, cwd=REPOSITORY, env=environment, stdout=sys.stderr)
+    done = subprocess.run(command, check=False, cwd=REPOSITORY, env=environment, stdout=sys.stderr)
+    if done.returncode not in codes:
+        raise SystemExit(f"exit code {done.returncode}: {' '.join(command)}")
 
 
 def children_s() -> float:
