@@ -39,6 +39,7 @@ from gemel.models.preprocess import (
     Region,
     Resize,
     Roi,
+    Size,
     height_width,
     side_or_sides,
 )
@@ -137,6 +138,8 @@ class Workload:
 
 MAX_FOOTAGE = 1000
 """Videos and folders of one camera."""
+FEWEST_CLASSES = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}
+"""By task; of others one."""
 
 
 class _Strict(BaseModel):
@@ -327,73 +330,44 @@ def inputs_of(
         yield from ((f"the footage of {query.id}", part) for part in query.footage)
 
 
+@dataclass(frozen=True)
+class _QueryPlace:
+    """Where a query stands in a workload file: what errors name."""
+
+    path: Path
+    index: int
+    id: str
+
+    def key(self, name: str) -> str:
+        """A key of the query, as errors show it."""
+        return f"queries[{self.index}].{name} ({self.id})"
+
+    def fault(self, name: str, problem: str, hint: str) -> InputError:
+        """The error of a key."""
+        return InputError(self.path, problem, hint, self.key(name))
+
+
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
-    where = f"queries[{index}]"
-    query = _complete(path, root, keys.queries[index], where)
+    place = _QueryPlace(path, index, keys.queries[index].id)
+    query = _complete(place, root, keys.queries[index])
     assert query.task is not None  # _complete has it
-    check_name(query.model, query.task, str(path), f"{where}.model ({query.id})")
-    label_map = _label_map(query.classes, path, f"{where}.classes ({query.id})")
-    if len(set(query.classes)) < len(query.classes):
-        raise InputError(
-            path, "a class occurs twice", "name each class once", f"{where}.classes ({query.id})"
-        )
-    fewest = {"classification": 2, "segmentation": 2, "embedding": 0, "tensor": 0}.get(
-        query.task, 1
-    )
-    if len(query.classes) < fewest:
-        counted = "two classes or more" if fewest == 2 else "a class or more"
-        remedy = f"name at least {'two, for instance [empty, busy]' if fewest == 2 else 'one, for instance [person]'}"
-        raise InputError(
-            path, f"{query.task} needs {counted}", remedy, f"{where}.classes ({query.id})"
-        )
-    if query.multi_label and query.task != "classification":
-        key = f"{where}.multi_label ({query.id})"
-        raise InputError(
-            path,
-            f"{query.task} has one way of labels",
-            "take it out, or name `task: classification`",
-            key,
-        )
-    if (query.agreement is None) == (query.task == "tensor"):
-        fault = (
-            "this key is missing" if query.agreement is None else f"{query.task} has its own metric"
-        )
-        remedy = (
-            "take it out"
-            if query.agreement
-            else "say how outputs compare: argmax, cosine or relative-error"
-        )
-        raise InputError(path, fault, remedy, f"{where}.agreement ({query.id})")
-    preprocess = (
-        None
-        if query.preprocess is None
-        else query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
-    )
+    check_name(query.model, query.task, str(path), place.key("model"))
+    label_map = _label_map(query.classes, path, place.key("classes"))
+    _check_answers(place, query, query.task)
+    preprocess = None
+    if query.preprocess is not None:
+        preprocess = query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
     size = (preprocess or {}).get("size", query.input_size)
+    # A file or a hub says the size of its own; a factory has to be told.
     if size is None and not is_external(query.model):
-        fault = "this key is missing"
-        remedy = "give the side of the network's input in pixels, or [height, width]"
-        raise InputError(path, fault, remedy, f"{where}.input_size ({query.id})")
-    if (
-        size is not None
-        and query.input_size is not None
-        and height_width(size) != height_width(query.input_size)
-    ):
-        fault = f"{list(size)} is not the query's input_size, {query.input_size}"
-        raise InputError(path, fault, "give one of them", f"{where}.preprocess.size ({query.id})")
-    roi = query.roi
-    if roi is not None and not (
-        0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL
-    ):
-        fault = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
-        raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({query.id})")
-    camera_size = query.frame_size or (FURTHEST_PIXEL, FURTHEST_PIXEL)
-    if roi is not None and (roi[2] > camera_size[0] or roi[3] > camera_size[1]):
-        fault = f"{list(roi)} reaches beyond frames of {camera_size[0]}x{camera_size[1]} pixels"
-        raise InputError(path, fault, "correct it, or `frame_size`", f"{where}.roi ({query.id})")
-    if roi is not None and max(roi) > 1 and query.frame_size is None:
-        text = f"the roi of query {query.id} is in pixels, and nothing says of which frames"
-        add_note(path, text, "add `frame_size: [width, height]` of its camera, or give fractions")
+        hint = "give the side of the network's input in pixels, or [height, width]"
+        raise place.fault("input_size", "this key is missing", hint)
+    sizes = {height_width(value) for value in (size, query.input_size) if value is not None}
+    if len(sizes) > 1:
+        problem = f"{list(size or ())} is not the query's input_size, {query.input_size}"
+        raise place.fault("preprocess.size", problem, "give one of them")
+    if query.roi is not None:
+        _check_roi(place, query.roi, query.frame_size)
 
     def resolve(value: str | None) -> Path | None:
         return None if value is None else _absolute(root, value)
@@ -401,10 +375,12 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     def resolve_weights(name: str, value: str | None) -> Path | Published | None:
         if value is None or not value.startswith(PREFIX):
             return resolve(value)
-        return find_published(value, query.model, path, f"{where}.{name} ({query.id})")
+        return find_published(value, query.model, path, place.key(name))
 
     camera = keys.cameras.get(query.camera)
-    footage = query.footage if query.footage is not None or camera is None else camera.footage
+    footage = query.footage
+    if footage is None and camera is not None:
+        footage = camera.footage
     weights = resolve_weights("weights", query.weights)
     if is_model_file(query.model) and weights is None:
         weights = _absolute(root, query.model)
@@ -418,9 +394,9 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         input_size=None if size is None else side_or_sides(height_width(size)),
         weights=weights,
         init=resolve_weights("init", query.init),
-        fps=query.fps or (keys.cameras[query.camera].fps if query.camera in keys.cameras else None),
+        fps=query.fps or (camera and camera.fps),
         sla_ms=query.sla_ms,
-        roi=roi,
+        roi=query.roi,
         frame_size=query.frame_size,
         min_score=query.min_score,
         priority=query.priority,
@@ -438,6 +414,43 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         max_flips=query.max_flips or keys.max_flips,
         labels=query.labels,
     )
+
+
+def _check_answers(place: _QueryPlace, query: _QueryKeys, task: str) -> None:
+    """Raise InputError for classes and ways of labels that a task does not have."""
+    if len(set(query.classes)) < len(query.classes):
+        raise place.fault("classes", "a class occurs twice", "name each class once")
+    fewest = FEWEST_CLASSES.get(task, 1)
+    if len(query.classes) < fewest:
+        problem = f"{task} needs a class or more"
+        hint = "name at least one, for instance [person]"
+        if fewest == 2:
+            problem = f"{task} needs two classes or more"
+            hint = "name at least two, for instance [empty, busy]"
+        raise place.fault("classes", problem, hint)
+    if query.multi_label and task != "classification":
+        hint = "take it out, or name `task: classification`"
+        raise place.fault("multi_label", f"{task} has one way of labels", hint)
+    if task == "tensor" and query.agreement is None:
+        hint = "say how outputs compare: argmax, cosine or relative-error"
+        raise place.fault("agreement", "this key is missing", hint)
+    if task != "tensor" and query.agreement is not None:
+        raise place.fault("agreement", f"{task} has its own metric", "take it out")
+
+
+def _check_roi(place: _QueryPlace, roi: Roi, frame_size: tuple[int, int] | None) -> None:
+    """Raise InputError for a region that no frame of the camera has."""
+    x0, y0, x1, y1 = roi
+    if not (0 <= x0 < x1 < FURTHEST_PIXEL and 0 <= y0 < y1 < FURTHEST_PIXEL):
+        problem = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
+        raise place.fault("roi", problem, "give [x0, y0, x1, y1]")
+    if frame_size is not None and (x1 > frame_size[0] or y1 > frame_size[1]):
+        problem = f"{list(roi)} reaches beyond frames of {frame_size[0]}x{frame_size[1]} pixels"
+        raise place.fault("roi", problem, "correct it, or `frame_size`")
+    if max(roi) > 1 and frame_size is None:
+        text = f"the roi of query {place.id} is in pixels, and nothing says of which frames"
+        hint = "add `frame_size: [width, height]` of its camera, or give fractions"
+        add_note(place.path, text, hint)
 
 
 def _label_map(
@@ -460,84 +473,66 @@ def _label_map(
     return class_of
 
 
-def _complete(path: Path, root: Path, query: _QueryKeys, where: str) -> _QueryKeys:
+def _complete(place: _QueryPlace, root: Path, query: _QueryKeys) -> _QueryKeys:
     """The keys with what the model's file or hub says where they say nothing."""
     if is_hub_model(query.model):
-        return _complete_hub(path, root, query, where)
+        return _complete_hub(place, root, query)
     if not is_model_file(query.model):
         if query.task is None:
-            check_suffix(query.model, str(path), f"{where}.model ({query.id})")
-            remedy = "name the task, for instance detection"
-            raise InputError(path, "this key is missing", remedy, f"{where}.task ({query.id})")
+            check_suffix(query.model, str(place.path), place.key("model"))
+            hint = "name the task, for instance detection"
+            raise place.fault("task", "this key is missing", hint)
         return query
     if query.weights is not None:
-        fault = f"{Path(query.model).name} holds its weights"
-        raise InputError(path, fault, "take this key out", f"{where}.weights ({query.id})")
+        problem = f"{Path(query.model).name} holds its weights"
+        raise place.fault("weights", problem, "take this key out")
     from gemel.models.decoders.files import ModelFile
 
-    size = (query.preprocess.size if query.preprocess else None) or query.input_size
     source = _absolute(root, query.model)
-    init = (
-        query.init
-        if query.init is not None and is_model_file(query.init) and not source.exists()
-        else None
-    )
-    if init is not None:  # what it will be trained from, its head made for the query's classes
-        source = _absolute(root, init)
-    file = ModelFile(
-        source,
-        None if size is None else height_width(size),
-        query.decoder,
-        query.task,
-        tuple(query.classes) if init is None else (),
-    )
+    classes = tuple(query.classes)
+    # A file that training will write is described by the one that it starts from, whose head is made new.
+    if query.init is not None and is_model_file(query.init) and not source.exists():
+        source = _absolute(root, query.init)
+        classes = ()
+    file = ModelFile(source, _size_of(query), query.decoder, query.task, classes)
     try:
         file = file.complete()
     except InputError as error:
-        key = f"{where}.{error.key or 'model'} ({query.id})"
-        refusal = InputError(path, f"{query.model}: {error.problem}", error.hint, key)
-        unprepared = (
-            []
-            if error.key != "classes" or query.preprocess or file.preprocess()
-            else [
-                InputError(
-                    path,
-                    f"{query.model}: nothing says how its frames are prepared",
-                    UNPREPARED_HINT,
-                    f"{where}.preprocess ({query.id})",
-                )
-            ]
-        )
-        raise join_errors([refusal, *unprepared]) from error
-    return query.model_copy(
-        update={
-            "task": file.task,
-            "classes": query.classes or list(file.classes),
-            "input_size": file.size,
-        }
-    )
+        faults = [place.fault(error.key or "model", f"{query.model}: {error.problem}", error.hint)]
+        # One error names both: the classes, and the preparation of frames.
+        if error.key == "classes" and not query.preprocess and not file.preprocess():
+            problem = f"{query.model}: nothing says how its frames are prepared"
+            faults.append(place.fault("preprocess", problem, UNPREPARED_HINT))
+        raise join_errors(faults) from error
+    stated = {"task": file.task, "input_size": file.size}
+    return query.model_copy(update={**stated, "classes": query.classes or list(file.classes)})
 
 
-def _complete_hub(path: Path, root: Path, query: _QueryKeys, where: str) -> _QueryKeys:
-    size = (query.preprocess.size if query.preprocess else None) or query.input_size
+def _size_of(query: _QueryKeys) -> Size | None:
+    """The size of the network's input, where the query names it."""
+    size = (query.preprocess and query.preprocess.size) or query.input_size
+    return None if size is None else height_width(size)
+
+
+def _complete_hub(place: _QueryPlace, root: Path, query: _QueryKeys) -> _QueryKeys:
     try:
-        hub = read_hub(query.model, root, None if size is None else height_width(size))
+        hub = read_hub(query.model, root, _size_of(query))
     except InputError as error:
-        key = f"{where}.{error.key or 'model'} ({query.id})"
-        raise InputError(path, f"{query.model}: {error.problem}", error.hint, key) from error
-    preprocess = (
-        query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
-        if query.preprocess
-        else {}
-    )
+        problem = f"{query.model}: {error.problem}"
+        raise place.fault(error.key or "model", problem, error.hint) from error
+    preprocess = dict(hub.preprocess)
+    if query.preprocess:
+        preprocess |= query.preprocess.model_dump(exclude_unset=True, exclude_none=True)
+    model = query.model
+    if not model.startswith(TIMM):
+        # A folder: its name alone, as a bundle is read where the folder is not.
+        model = HF + re.sub(r"\W", "_", Path(model).name)
     return query.model_copy(
         update={
-            "model": query.model
-            if query.model.startswith(TIMM)
-            else HF + re.sub(r"\W", "_", Path(query.model).name),
+            "model": model,
             "task": query.task or "classification",
-            "input_size": size or hub.size,
-            "preprocess": _PreprocessKeys(**{**hub.preprocess, **preprocess}),
+            "input_size": _size_of(query) or hub.size,
+            "preprocess": _PreprocessKeys(**preprocess),
             "weights": query.weights or (str(hub.weights) if hub.weights else None),
             "model_args": {**hub.model_args, **query.model_args},
         }

@@ -166,25 +166,18 @@ def _assigned_loss(
                 points[frame, row], target.points.to(boxes)[index]
             )
     predicted = torch.cat(chosen_boxes)
-    theirs = torch.cat(objects)
-    weight = torch.where(
-        target_scores > 0,
-        target_scores,
-        CONFIG.focal_background * scores.detach() ** CONFIG.focal_power,
-    )
-    probable = scores.nan_to_num().clamp(
-        0, 1
-    )  # torch takes nothing else; the loss of nan is nan all the same
-    classes = (
-        F.binary_cross_entropy(probable, target_scores, weight=weight, reduction="sum")
-        + 0 * scores.sum()
-    )
-    corners = (predicted - theirs).abs().mean(dim=1)
-    of_boxes = (
-        CONFIG.box_weight * generalized_box_iou_loss(predicted, theirs)
-        + CONFIG.corner_weight * corners
-    )
-    return (classes + of_boxes.sum() + CONFIG.corner_weight * of_points) / max(1, len(predicted))
+    labelled = torch.cat(objects)
+    # A row of an object counts by its overlap, another one by how sure it wrongly is (varifocal loss).
+    background = CONFIG.focal_background * scores.detach() ** CONFIG.focal_power
+    weight = torch.where(target_scores > 0, target_scores, background)
+    # torch takes nothing beyond 0 and 1; the loss of nan is nan all the same.
+    probable = scores.nan_to_num().clamp(0, 1)
+    classes = F.binary_cross_entropy(probable, target_scores, weight=weight, reduction="sum")
+    classes = classes + 0 * scores.sum()
+    overlaps = CONFIG.box_weight * generalized_box_iou_loss(predicted, labelled)
+    corners = CONFIG.corner_weight * (predicted - labelled).abs().mean(dim=1)
+    of_boxes = (overlaps + corners).sum()
+    return (classes + of_boxes + CONFIG.corner_weight * of_points) / max(1, len(predicted))
 
 
 def _point_distance(points: Tensor, labelled: Tensor) -> Tensor:

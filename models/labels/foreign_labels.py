@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,7 @@ BOXES_HINT = (
 
 def refuse_labels(query: Query, data: Path) -> None:
     """Raise InputError where label-like files lie in or beside data in which no layout was found."""
+    # Labels may lie among the pictures, or beside their folder.
     if data.is_dir():
         pictures, candidates = list_label_files(data)
         beside = _list_beside(data)
@@ -108,6 +109,7 @@ def list_label_files(data: Path) -> tuple[list[Path], list[Path]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
             suffix = path.suffix.lower()
+            # Masks among the pictures are separated later.
             if suffix in SUFFIXES:
                 pictures.append(path)
             elif suffix in TEXT_SUFFIXES | TABLES_OF_LABELS | MAYBE_LABELS:
@@ -137,7 +139,7 @@ def _find_label_files(
     label_files = list[Path]()
     for path in within:
         head = _read_head(path)
-        is_format = any(re.search(pattern, head, re.DOTALL) for _, pattern in FORMATS)
+        is_format = _find_format(head) != ""
         is_named = (
             path.stem in stems
             or LABEL_WORDS.search(path.stem)
@@ -153,7 +155,7 @@ def _find_label_files(
     is_generic = data.name.lower() in PICTURE_FOLDERS
     for path in beside:
         head = _read_head(path)
-        is_format = any(re.search(pattern, head, re.DOTALL) for _, pattern in FORMATS)
+        is_format = _find_format(head) != ""
         is_near = path.parent != data.parent and is_generic
         is_twin = path.stem in stems and (path.parent != data.parent or path.stem == data.stem)
         if _names_pictures(head, names) or (is_format and (is_near or is_twin)):
@@ -199,8 +201,12 @@ def _is_mask(path: Path, stems: Collection[str]) -> bool:
 
 def name_format(path: Path) -> str:
     """The format that the head of a file is of; its suffix where that is none known."""
-    head = _read_head(path)
-    names: Iterator[str] = (
-        name for name, pattern in FORMATS if re.search(pattern, head, re.DOTALL)
-    )
-    return next(names, f"a {path.suffix.lower()} file")
+    return _find_format(_read_head(path)) or f"a {path.suffix.lower()} file"
+
+
+def _find_format(head: bytes) -> str:
+    """The format that begins so; empty for none that is known."""
+    for name, pattern in FORMATS:
+        if re.search(pattern, head, re.DOTALL):
+            return name
+    return ""

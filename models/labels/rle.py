@@ -32,12 +32,18 @@ def unpack_counts(packed: str) -> list[int]:
     return counts
 
 
+def _read_runs(counts: str | Sequence[int], pixels: int) -> np.ndarray:
+    """The runs of a mask of so many pixels; ValueError where they do not fill it."""
+    runs = np.asarray(unpack_counts(counts) if isinstance(counts, str) else counts, np.int64)
+    if not 0 < len(runs) <= MAX_RUNS or runs.min() < 0 or runs.sum() != pixels:
+        raise ValueError("the runs do not fill the mask")
+    return runs
+
+
 def find_mask_box(counts: str | Sequence[int], size: tuple[int, int]) -> PackedBox:
     """x, y, width, height of a mask of `size` (height, width); ValueError for runs of another size or without a 1."""
     height, width = size
-    runs = np.asarray(unpack_counts(counts) if isinstance(counts, str) else counts, np.int64)
-    if not 0 < len(runs) <= MAX_RUNS or runs.min() < 0 or runs.sum() != height * width:
-        raise ValueError("the runs do not fill the mask")
+    runs = _read_runs(counts, height * width)
     ends = np.cumsum(runs)
     starts = (ends - runs)[1::2]
     ends = ends[1::2]
@@ -47,9 +53,8 @@ def find_mask_box(counts: str | Sequence[int], size: tuple[int, int]) -> PackedB
     columns = starts // height
     rows = starts % height
     last_rows = (ends - 1) % height
-    wraps = (
-        ends - 1
-    ) // height > columns  # over the end of a column: it covers rows from top to bottom
+    # Over the end of a column: it covers rows from top to bottom.
+    wraps = (ends - 1) // height > columns
     x0 = int(columns[0])
     x1 = int((ends[-1] - 1) // height) + 1
     y0 = 0 if wraps.any() else int(rows.min())
@@ -79,7 +84,5 @@ def encode_rle(mask: np.ndarray) -> str:
 def decode_rle(counts: str | Sequence[int], size: tuple[int, int]) -> np.ndarray:
     """The boolean mask of such runs, of `size` (height, width); ValueError for runs of another size."""
     height, width = size
-    runs = np.asarray(unpack_counts(counts) if isinstance(counts, str) else counts, np.int64)
-    if not 0 < len(runs) <= MAX_RUNS or runs.min() < 0 or runs.sum() != height * width:
-        raise ValueError("the runs do not fill the mask")
+    runs = _read_runs(counts, height * width)
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T

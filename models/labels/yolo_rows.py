@@ -55,8 +55,10 @@ def find_readings(
     With `has_outlines` those that may be polygons are.
     """
     long = [length for length in rows if length >= RULES.polygon_values]
+    # data.yaml says that points follow.
     if has_keypoints:
         return dict.fromkeys(rows, RowReading.BOX)
+    # Boxes with more numbers have one length; polygons have many.
     if len(long) >= RULES.polygon_lengths:
         return {length: RowReading.POLYGON if length in long else RowReading.BOX for length in rows}
     readings = dict.fromkeys(rows, RowReading.BOX)
@@ -78,6 +80,7 @@ def _check_fifth(values: np.ndarray) -> None:
         raise UnclearRowsError(
             f"a box and a fifth number such as {last[0]:g}, an angle or a box of another form"
         )
+    # The score stands first, as some exporters write it.
     if not boxes and _boxes_fit(values[:, 1:]):
         raise UnclearRowsError("a score, and a box behind it: write the box first")
 
@@ -145,21 +148,16 @@ def _is_number(column: np.ndarray) -> bool:
 def crosses_itself(points: np.ndarray) -> bool:
     """Whether the closed line through these points (N, 2) crosses itself."""
     ends = np.roll(points, -1, axis=0)
-    count = len(points)
-    for first in range(count):
-        for second in range(first + 2, count):
-            is_neighbour = first == 0 and second == count - 1
-            if not is_neighbour and _cross(
-                points[first], ends[first], points[second], ends[second]
-            ):
-                return True
+    lines = ends - points
+    for start, end, line in zip(points, ends, lines):
+        # Two segments cross where the ends of each are on two sides of the other; neighbours share an end.
+        sides = _cross_product(line, points - start)
+        is_parted = sides * np.roll(sides, -1) < 0
+        parts = _cross_product(lines, start - points) * _cross_product(lines, end - points) < 0
+        if np.any(is_parted & parts):
+            return True
     return False
 
 
-def _cross(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> bool:
-    """Whether the open segments a b and c d cross."""
-    return bool(_side(a, b, c) * _side(a, b, d) < 0 and _side(c, d, a) * _side(c, d, b) < 0)
-
-
-def _side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
-    return float(np.sign((b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])))
+def _cross_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return left[..., 0] * right[..., 1] - left[..., 1] * right[..., 0]
