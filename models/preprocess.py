@@ -185,8 +185,9 @@ class Preprocess:
 
         mean, deviation = self.pixel_constants()
         values = (batch[:, ::-1] if self.channels == "bgr" else batch).astype(np.float32, order="C")
-        if mean.any() or (deviation != 1).any():
+        if mean.any():
             values -= mean
+        if (deviation != 1).any():
             values /= deviation
         return values
 

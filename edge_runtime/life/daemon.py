@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ def run(
         return check_box(_cost(_load_config(config_path)))
     with catch_signals(stop or threading.Event()) as signals, contextlib.ExitStack() as afterwards:
         afterwards.callback(gc.unfreeze)  # a caller may go on without the box
+        afterwards.callback(_use_one_thread_of_opencv())
         try:
             freeze_garbage_collector()  # every file and every session that is opened collects garbage
             box, build = _prepare_when_there(config_path, signals.stopping)
@@ -79,6 +80,15 @@ def run(
             summary = serve(box, signals, build, seconds)
     log.info("ledger: %s", json.dumps(summary))
     return summary
+
+
+def _use_one_thread_of_opencv() -> Callable[[], object]:
+    """Let OpenCV resize in the thread that calls it; returns what undoes this. Its own threads spin between frames."""
+    import cv2
+
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    return partial(cv2.setNumThreads, before)
 
 
 def _prepare_when_there(config_path: str | Path, stopping: threading.Event) -> tuple[ReadyBox, BuildBox]:

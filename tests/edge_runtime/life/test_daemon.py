@@ -133,6 +133,17 @@ def test_box_samples_match_inputs_and_answers(box):
         )
 
 
+def test_box_resizes_in_the_thread_that_runs(box, monkeypatch):
+    seen, plain, before = set(), TorchEngine.run, cv2.getNumThreads()
+    monkeypatch.setattr(TorchEngine, "run", lambda *given: seen.add(cv2.getNumThreads()) or plain(*given))
+    cv2.setNumThreads(2)
+    try:
+        run(write_config(box))
+        assert seen == {1} and cv2.getNumThreads() == 2
+    finally:
+        cv2.setNumThreads(before)
+
+
 def test_box_with_failing_spool_serves(box):
     (box / "blocked").mkdir()
     (box / "blocked" / "samples").write_text("in the way")
