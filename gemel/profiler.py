@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gemel.models.workload import Workload
 
 
-ROUNDS = 5
+ROUNDS, MIN_S = 5, 1e-9
 MAKING, MEASURING = "make the engines", "measure each query's loads and runs"
 AGEING = "measure accuracy by age of the result"
 FRAME_PIXELS = (1280, 720)
@@ -103,14 +103,13 @@ def profile_bundle(
     """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
 
     Times are medians over `rounds` of noise frames (FRAME_PIXELS), batches in turns, after one warm-up run each; runs
-    of networks that differ in their weights alone are measured once. With
-    the bundle's `workload`, the val footage gives the accuracy of results by their age. `device` is cpu or cuda
-    (default: cuda if available); `engine` is as in a box config, which uses these costs if it names the same
-    engine. Raises InputError for a bad bundle or an unknown engine.
+    of networks that differ in their weights alone are measured once. With the bundle's `workload`, the val footage
+    gives the accuracy of results by their age. `device` is cpu or cuda (default: cuda if available); `engine` is as in
+    a box config, which uses these costs if it names the same engine. Raises InputError for a bad bundle or an unknown
+    engine.
     """
     from gemel.edge_runtime.engines.base import AUTO, ENGINES
     from gemel.edge_runtime.engines.setup import EngineRequest, engines_for
-    from gemel.edge_runtime.life.runtime import architecture_of
 
     ENGINES.check(engine, "gemel profile", "--engine", [AUTO])
     load = None if workload is None else _load_workload(bundle, workload)
@@ -126,42 +125,47 @@ def profile_bundle(
         engines = engines_for(opened, engine, EngineRequest(chosen))
         memory = _open_memory(opened, engines, chosen)
         queries: dict[str, QueryProfile] = {}
-        measured = list[tuple[object, tuple[BatchCost, ...]]]()
         loads: list[tuple[int, float]] = []
-        stages.begin(MEASURING, len(opened.queries))
+        alike = {query: _first_alike(one, engines) for query, one in engines.items()}
         try:
             with memory.computing():  # as a box does
+                shares = {query: _run_seconds(memory, engines[query]) for query in dict.fromkeys(alike.values())}
+                passes = _joint_passes(opened, engines)
+                whole = sum(shares.values()) + sum(shares[alike[members[0]]] for members in passes)
+                stages.begin(MEASURING, whole)
                 for query, one in engines.items():
                     found = _loads(memory, tuple(one.weights), rounds)
                     loads += found
                     load_s = median(seconds for _, seconds in found)
                     workspace = {count: one.workspace_of(count) for count in BATCHES}
                     pages = tuple(one.weights) if one.in_pages else ()
-                    kind = one.name, architecture_of(one.query)
-                    batches = next((known for other, known in measured if other == kind), None)
-                    if batches is None:
+                    if alike[query] == query:
                         memory.bind(one, tuple(one.weights))
                         batches = _batches(one, rounds, workspace)
                         memory.unbind(one)
-                        measured.append((kind, batches))
+                        stages.add(shares[query])
+                    else:
+                        batches = queries[alike[query]].batches
                     queries[query] = QueryProfile(load_s, batches, engine=one.name, pages=pages)
-                    stages.add()
-                joint = _profile_passes(memory, opened, engines, queries, rounds)
+                joint = list[JointProfile]()
+                for members in passes:
+                    joint += _profile_pass(memory, opened, {name: engines[name] for name in members}, queries, rounds)
+                    stages.add(shares[alike[members[0]]])
         finally:
             memory.close()
         if load is not None:
-            stages.begin(AGEING, len(opened.queries))
+            stages.begin(AGEING, sum(shares[first] for first in alike.values()))
             for query in load.queries:
                 from gemel.stream_eval import query_staleness
 
                 curve = query_staleness(query, opened, chosen)
                 queries[query.id] = replace(queries[query.id], staleness=curve)
-                stages.add()
+                stages.add(shares[alike[query.id]])
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
         machine = describe_machine(chosen)
         ranges = {name: nbytes for one in engines.values() if one.in_pages for name, nbytes in one.weights.items()}
-        profile = MeasuredProfile(opened.digest, machine, chosen, engine, rate, 0.0, queries, joint, ranges)
+        profile = MeasuredProfile(opened.digest, machine, chosen, engine, rate, 0.0, queries, tuple(joint), ranges)
         return ProfileResult(write_profile(bundle, profile), profile)
 
 
@@ -205,30 +209,51 @@ def _loads(arena: Any, needed: Sequence[str], rounds: int) -> list[tuple[int, fl
     return found
 
 
-def _profile_passes(
-    arena: Any, bundle: Bundle, engines: Mapping[str, FrameEngine], queries: Mapping[str, QueryProfile], rounds: int
-) -> tuple[JointProfile, ...]:
-    """The passes that serve several queries with the outputs of separate runs, and what they cost."""
+def _first_alike(engine: FrameEngine, engines: Mapping[str, FrameEngine]) -> str:
+    """The first query whose runs take as long, since its network differs in its weights alone."""
+    from gemel.edge_runtime.life.runtime import architecture_of
+
+    kind = engine.name, architecture_of(engine.query)
+    return next(query for query, one in engines.items() if (one.name, architecture_of(one.query)) == kind)
+
+
+def _run_seconds(memory: Any, engine: FrameEngine) -> float:
+    """Seconds of the second run of a frame, by which the time of all measurements is shared out beforehand."""
+    memory.change((), tuple(engine.weights))
+    memory.bind(engine, tuple(engine.weights))
+    frames, wait = _frames(engine, 1), _device_wait(engine)
+    for _ in range(2):
+        start = time.perf_counter()
+        engine.run(frames)
+        wait()
+    memory.unbind(engine)
+    return max(time.perf_counter() - start, MIN_S)
+
+
+def _joint_passes(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> list[tuple[str, ...]]:
+    """The queries of each pass that these engines have."""
     from gemel.edge_runtime.engines.base import runs_jointly
 
-    found = []
-    for alike in joint_queries(bundle.queries, bundle.nbytes):
-        own = {query: engines[query] for query in alike}
-        if not runs_jointly(list(own.values())):
-            continue
-        from gemel.edge_runtime.engines.joint_run import JointRunner
+    alike = joint_queries(bundle.queries, bundle.nbytes)
+    return [tuple(members) for members in alike if runs_jointly([engines[query] for query in members])]
 
-        arena.change((), tuple(dict.fromkeys(name for query in alike for name in bundle.names_in_order(query))))
-        for engine in own.values():
-            engine.bind(arena.tensor)
-        runner = JointRunner(own)  # type: ignore[arg-type]  # all are in torch
-        pictures = {query: _frames(engine, 1)[0] for query, engine in own.items()}
-        if runner.differs(pictures) is None:
-            batches = _joint_batches(runner, own, rounds)
-            found.append(JointProfile(alike, (queries[alike[0]].batches[0], *batches)))
-        for engine in own.values():
-            engine.unbind()
-    return tuple(found)
+
+def _profile_pass(
+    arena: Any, bundle: Bundle, own: Mapping[str, FrameEngine], queries: Mapping[str, QueryProfile], rounds: int
+) -> Iterator[JointProfile]:
+    """What the pass of these queries costs; nothing where its outputs are not those of separate runs."""
+    from gemel.edge_runtime.engines.joint_run import JointRunner
+
+    arena.change((), tuple(dict.fromkeys(name for query in own for name in bundle.names_in_order(query))))
+    for engine in own.values():
+        engine.bind(arena.tensor)
+    runner = JointRunner(own)  # type: ignore[arg-type]  # all are in torch
+    pictures = {query: _frames(engine, 1)[0] for query, engine in own.items()}
+    if runner.differs(pictures) is None:
+        first = queries[next(iter(own))].batches[0]
+        yield JointProfile(tuple(own), (first, *_joint_batches(runner, own, rounds)))
+    for engine in own.values():
+        engine.unbind()
 
 
 def _joint_batches(

@@ -76,6 +76,22 @@ def test_profile_runs_networks_that_differ_in_weights_alone_once(bundle, monkeyp
     assert all(query.load_s > 0 for query in queries.values())
 
 
+def test_profile_forecasts_by_what_a_run_of_each_kind_takes(bundle, monkeypatch):
+    """Two kinds of networks, the second three times as slow: a quarter is done after the first."""
+    parts, names = list[float](), {"gate": "gate", "yard": "yard", "road": "gate"}
+    monkeypatch.setattr("gemel.models.stages.INTERVAL_S", 0.0)
+    monkeypatch.setattr(profiler, "_first_alike", lambda engine, _: names[engine.query.id])
+    monkeypatch.setattr(profiler, "_run_seconds", lambda _, engine: {"gate": 1.0, "yard": 3.0}[engine.query.id])
+    monkeypatch.setattr(profiler, "_joint_passes", lambda *_: [])
+
+    def progress(event, **fields):
+        if event == "part":
+            parts.append(fields["done"])
+
+    profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch", progress=progress)
+    assert parts == [0.25, 1.0]
+
+
 def test_profile_runs_on_the_compute_stream(bundle, monkeypatch):
     happened: list[str] = []
 
