@@ -100,6 +100,7 @@ def describe_commands() -> str:
     """The reference of the command line, from its parsers."""
     sys.path.insert(0, str(REPOSITORY))
     from gemel.cli import command_tree
+    from gemel.models.plugins import GROUPS, describe_entries
 
     lines = [
         "# Command line", "",
@@ -115,6 +116,9 @@ def describe_commands() -> str:
         if rows:
             lines += ["| option | meaning |", "| --- | --- |"]
             lines += [f"| `{flag.replace('|', chr(92) + '|')}` | {_cell(text)} |" for flag, text in rows]
+        for group in command.entries:
+            lines += ["", f"| {GROUPS[group]} | |", "| --- | --- |"]
+            lines += [f"| `{entry}` | {_cell(text)} |" for entry, text in describe_entries(group)]
     return "\n".join(lines) + "\n"
 
 

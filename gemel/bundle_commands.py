@@ -10,14 +10,13 @@ from typer import Argument, Option
 
 from gemel.commands import (
     BundlePath,
-    CommandResult,
     Factories,
     OutFile,
     bundle_group,
-    command,
     exit_code_of,
     file_option,
 )
+from gemel.invocation import CommandResult, command
 from gemel.models.errors import BundleError, InputError, one_line
 from gemel.text import size
 

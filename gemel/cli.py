@@ -14,7 +14,8 @@ import typer
 
 from gemel import bundle_commands as _bundle_commands  # noqa: F401  (registers its commands)
 from gemel import proof_commands as _proof_commands  # noqa: F401  (registers its commands)
-from gemel.commands import Invocation, app, prepare_process
+from gemel.commands import app, prepare_process
+from gemel.invocation import Invocation
 from gemel.models.errors import GemelError, InputError, is_interrupt, one_line
 from gemel.models.files.extras import require_merge
 from gemel.models.notes import collect_notes

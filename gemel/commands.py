@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,8 +34,8 @@ from gemel.conditions import (
     Shared,
 )
 from gemel.edge_runtime.life.summary import empty_summary
+from gemel.invocation import CommandResult, command, group, parameter
 from gemel.models.errors import GemelError, InputError, join_names, one_line
-from gemel.models.plugins import find_entries
 from gemel.process import ExitCode, LogHandler, SignalHandlers, configure_log, exit_at_once
 from gemel.text import duration, key_text, number, percent, size, table
 
@@ -46,51 +46,7 @@ INSTALLED_SCRIPTS = ("gemel", "gemel/__main__.py")
 """The main file of a process that was started for a command: the installed script, or `python -m gemel`."""
 
 
-@dataclass(frozen=True)
-class CommandResult:
-    """What a command returns: JSON values, the same as text (printed to stderr if `on_stderr`), and its exit code.
-
-    `leave_threads`: the process ends without waiting for its threads. `silent`: another rank prints the result.
-    """
-
-    data: dict[str, Any]
-    text: str
-    exit_code: int = ExitCode.DONE
-    on_stderr: bool = False
-    leave_threads: bool = False
-    silent: bool = False
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """A parsed command line: `run` does the work, with torch or without, `as_json` prints its result as JSON."""
-
-    run: Callable[[], CommandResult]
-    as_json: bool
-    uses_torch: bool = False
-    name: str = ""
-
-
-def _parameter(name: str, annotation: Any, default: Any = None) -> introspection.Parameter:
-    return introspection.Parameter(name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-JSON_FLAG = _parameter(
-    "as_json", Annotated[bool, Option("--json", help="One JSON object on stdout, logs on stderr.")], False
-)
-
-
-def _group(summary: str, parent: typer.Typer | None = None, name: str = "") -> typer.Typer:
-    group = typer.Typer(
-        name=name or None, help=summary, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 100}, callback=lambda: None,
-    )  # fmt: skip
-    if parent is not None:
-        parent.add_typer(group, name=name)
-    return group
-
-
-app = _group("Run more vision models on one edge box by sharing their weights.")
+app = group("Run more vision models on one edge box by sharing their weights.")
 
 
 def _print_version(is_asked: bool) -> None:
@@ -108,30 +64,6 @@ def print_version(
     ] = False,
 ) -> None:
     """Run more vision models on one edge box by sharing their weights."""
-
-
-def command(
-    group: typer.Typer, name: str, options: Sequence[introspection.Parameter] = (), uses_torch: bool = True
-) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
-    """Register a function as a command with its own options, those of a table, and `--json`; it parses to Invocations.
-
-    `uses_torch`: it needs all that gemel[merge] installs.
-    """
-
-    def register(function: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
-        def parse(as_json: bool, **given: Any) -> Invocation:
-            return Invocation(partial(function, **given), as_json, uses_torch, f"gemel {group.info.name or ''} {name}")
-
-        signature = introspection.signature(function, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.kind is not introspection.Parameter.VAR_KEYWORD]
-        parameters = [*own, *options, JSON_FLAG]
-        parse.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        parse.__annotations__ = {one.name: one.annotation for one in parameters}
-        parse.__doc__ = function.__doc__
-        group.command(name)(parse)
-        return function
-
-    return register
 
 
 def _check_finite(value: float | None) -> float | None:
@@ -155,13 +87,13 @@ def number_option(flag: str, low: float, high: float, help: str, metavar: str = 
 def _limit(name: str, kind: type, low: float, high: float, help: str, flag: str = "") -> introspection.Parameter:
     """An optional number from `low` to `high`, of a table of options."""
     option = number_option(flag or f"--{name.replace('_', '-')}", low, high, help)
-    return _parameter(name, Annotated[kind | None, option])  # type: ignore[valid-type]
+    return parameter(name, Annotated[kind | None, option])  # type: ignore[valid-type]
 
 
 def _text(name: str, metavar: str, help: str) -> introspection.Parameter:
     """An optional text, of a table of options."""
     option = Option(f"--{name}", metavar=metavar, help=help, show_default=False)
-    return _parameter(name, Annotated[str | None, option])
+    return parameter(name, Annotated[str | None, option])
 
 
 def file_option(flags: str, help: str, metavar: str = "FILE") -> Any:
@@ -189,12 +121,8 @@ Device = Annotated[
            help=f"Device profile of the virtual clock (default {DEFAULT_DEVICE}), or {MEASURED}: BUNDLE.profile.json, "
            f"which is also the default where it exists. For plan also {EVERY_DEVICE}, to compare."),
 ]  # fmt: skip
-Method = Annotated[
-    str, Option("--method", metavar="M", help=f"One of: {join_names(find_entries('gemel.methods'), 20)}.")
-]
-Policy = Annotated[
-    str, Option("--policy", metavar="P", help=f"Scheduling policy: {join_names(find_entries('gemel.policies'), 20)}.")
-]
+Method = Annotated[str, Option("--method", metavar="M", help="A method of those below, NAME:key=value with options.")]
+Policy = Annotated[str, Option("--policy", metavar="P", help="A policy of those below, NAME:key=value with options.")]
 AllShared = Annotated[bool, Option("--shared", help="A workload's models share all layers that they can.")]
 Overflow = Annotated[
     bool, Option("--overflow", help="Run a query too large for the memory: what does not fit is copied in every run.")
@@ -208,13 +136,13 @@ SharePrefix = Annotated[
     bool | None, Option("--share-prefix", help="Run the first layers of one camera's queries once a frame.")
 ]
 CONDITIONS = (
-    _parameter("device", Device),
-    _parameter("memory", Memory, "min"),
-    _parameter("policy", Policy, "adaptive"),
-    _parameter("shared", AllShared, False),
-    _parameter("overflow", Overflow, False),
-    _parameter("factories", Factories, []),
-    _parameter("seed", Seed, 0),
+    parameter("device", Device),
+    parameter("memory", Memory, "min"),
+    parameter("policy", Policy, "adaptive"),
+    parameter("shared", AllShared, False),
+    parameter("overflow", Overflow, False),
+    parameter("factories", Factories, []),
+    parameter("seed", Seed, 0),
 )
 """The fields of `Conditions`."""
 RECIPE = (
@@ -228,8 +156,8 @@ RECIPE = (
 """Fields of `merger.Recipe`."""
 BOUNDS = (
     _limit("margin", float, 0, 1, "Margin above the target with which a search is content (default 0.5)."),
-    _parameter("accept_unproven", AcceptUnproven),
-    _parameter("share_prefix", SharePrefix),
+    parameter("accept_unproven", AcceptUnproven),
+    parameter("share_prefix", SharePrefix),
     _limit("min_saving", float, 0, 1, "Skip groups that save a smaller fraction of all bytes."),
     _limit("effort", float, 0, 10**6, "Epochs of training that saving one percent of all bytes is worth (default 10)."),
     _limit("max_minutes", float, 0, 10**7, "Minutes in all, proofs and test included (default: no limit)."),
@@ -237,20 +165,20 @@ BOUNDS = (
 )
 """Fields of `merger.MergeOptions`."""
 SPENDING = (
-    _parameter("prices", Annotated[str | None, file_option("--prices", "Kinds of machines with their prices (YAML).")]),
+    parameter("prices", Annotated[str | None, file_option("--prices", "Kinds of machines with their prices (YAML).")]),
     _text("machine", "KIND", "The kind that merges here (default: the first of --prices)."),
     _text("budget", "MONEY", "Refuse to begin what costs more, and end by then: 5usd."),
     _text("deadline", "TIME", "Refuse to begin what takes longer, and end by then: 90min, 2h."),
 )
 """What `merger.prices.Spending.parse` takes."""
 ADDITION = (
-    _parameter("onto", Annotated[str | None, file_option("--onto", "Add to this bundle; the rest stays.", "BUNDLE")]),
-    _parameter("public_key", Annotated[str | None, file_option("--public-key", "Require its signature by this key.")]),
+    parameter("onto", Annotated[str | None, file_option("--onto", "Add to this bundle; the rest stays.", "BUNDLE")]),
+    parameter("public_key", Annotated[str | None, file_option("--public-key", "Require its signature by this key.")]),
 )
 """The bundle that a merge adds to."""
 REPLACING = (
-    _parameter("before", Annotated[str | None, file_option("--from", "The placement now; few bytes move.", "DIR")]),
-    _parameter(
+    parameter("before", Annotated[str | None, file_option("--from", "The placement now; few bytes move.", "DIR")]),
+    parameter(
         "lost", Annotated[list[str] | None, Option("--lost", metavar="BOX", help="A box of --from that is no more.")]
     ),
     _limit("max_moves", int, 0, 10**6, "Queries of --from's other boxes that may move."),
@@ -279,7 +207,7 @@ def run_demo(
     return result_of(result, result.met)
 
 
-@command(app, "inspect")
+@command(app, "inspect", entries=["gemel.tasks", "gemel.decoders"])
 def inspect_workload(
     workload: Workload,
     weights: Annotated[bool, Option("--weights", help="Read the weights; pair repeated layers by similarity.")] = False,
@@ -324,7 +252,7 @@ def train_originals(
     return CommandResult({"queries": [asdict(one) for one in results]}, text)
 
 
-@command(app, "merge", (*RECIPE, *BOUNDS, *SPENDING, *ADDITION))
+@command(app, "merge", (*RECIPE, *BOUNDS, *SPENDING, *ADDITION), entries=["gemel.methods"])
 def merge_workload(
     workload: Annotated[str, Argument(metavar="WORKLOAD|FLEET", help="A workload file, or one that lists several.")],
     out: Annotated[str, file_option("-o --out", "The file to write, or the folder for a fleet.")],
@@ -454,10 +382,10 @@ def prepare_bundle(
     return CommandResult(data, "\n".join([line, *failed]), exit_code_of(not failed))
 
 
-bundle_group = _group("Look at, check, export, ship and sign bundles.", app, "bundle")
+bundle_group = group("Look at, check, export, ship and sign bundles.", app, "bundle")
 
 
-@command(app, "run", uses_torch=False)
+@command(app, "run", uses_torch=False, entries=["gemel.engines", "gemel.policies", "gemel.sinks"])
 def run_box(
     config: Annotated[str, Argument(metavar="CONFIG|BUNDLE", help="A box config (YAML), or a bundle with --camera.")],
     camera: Annotated[
@@ -534,7 +462,7 @@ def reload_box(config: Config) -> CommandResult:
     return CommandResult(found, f"{config}: {outcome}", exit_code_of(found["applied"] is True))
 
 
-config_group = _group("Check workload, box and fleet files.", app, "config")
+config_group = group("Check workload, box and fleet files.", app, "config")
 
 
 @command(config_group, "check", uses_torch=False)
@@ -558,7 +486,7 @@ def roll_back_box(config: Config) -> CommandResult:
     return CommandResult(found, f"{config}: {outcome}", exit_code_of(found["applied"] is True))
 
 
-service_group = _group("Run a box as a systemd service.", app, "service")
+service_group = group("Run a box as a systemd service.", app, "service")
 
 
 @command(service_group, "install", uses_torch=False)
@@ -629,7 +557,7 @@ def compare_reports(
     return CommandResult(found.to_json(), "\n".join(lines))
 
 
-drift_group = _group("Check whether a box still answers as its originals would, and mend what does not.", app, "drift")
+drift_group = group("Check whether a box still answers as its originals would, and mend what does not.", app, "drift")
 
 
 @command(drift_group, "check", uses_torch=False)
@@ -664,7 +592,7 @@ def mend_drift(
     return result_of(found, found.met)
 
 
-@command(app, "simulate", CONDITIONS, uses_torch=False)
+@command(app, "simulate", CONDITIONS, uses_torch=False, entries=["gemel.policies"])
 def simulate_box(
     source: Annotated[str | None, Argument(metavar="BUNDLE|WORKLOAD", help="Left out with --replay.")] = None,
     duration_s: Annotated[float, number_option("--duration", 1e-3, MAX_SIMULATED_S, "Seconds.", "S")] = 60.0,
@@ -686,7 +614,7 @@ def simulate_box(
     return result_of(found)
 
 
-@command(app, "plan", CONDITIONS, uses_torch=False)
+@command(app, "plan", CONDITIONS, uses_torch=False, entries=["gemel.policies"])
 def plan_box(source: Source, **conditions: Any) -> CommandResult:
     """What fits, what swaps and which rate each query will have, before anything is shipped."""
     from gemel import planner
@@ -696,14 +624,14 @@ def plan_box(source: Source, **conditions: Any) -> CommandResult:
     return result_of(found)
 
 
-@command(app, "profile", uses_torch=False)
+@command(app, "profile", uses_torch=False, entries=["gemel.engines"])
 def profile_bundle(
     bundle: BundlePath,
     device: Annotated[
         Literal["cpu", "cuda"] | None,
         Option("--device", metavar="cpu|cuda", help="Where to measure (default: cuda if available)."),
     ] = None,
-    engine: Annotated[str, Option("--engine", metavar="NAME", help="An engine of docs/engines.md.")] = "auto",
+    engine: Annotated[str, Option("--engine", metavar="NAME", help="An engine of those below, or auto.")] = "auto",
     workload: Annotated[
         str | None, file_option("--workload", "Measure how accuracy falls with age on its val footage.")
     ] = None,

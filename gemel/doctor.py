@@ -18,6 +18,7 @@ from gemel.edge_runtime.simulation.profile_io import describe_machine
 from gemel.models.errors import InputError
 from gemel.models.files.confined import describe_confinement
 from gemel.models.files.extras import has_cuda
+from gemel.models.plugins import find_foreign
 from gemel.text import table
 
 GIGA = 1e9
@@ -49,10 +50,13 @@ class Diagnosis:
     storage_path: str
     engines: tuple[dict[str, Any], ...]
     confinement: str
+    others: tuple[dict[str, str], ...] = ()
+    """What other packages have registered by name."""
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel doctor --json`."""
-        return {**self.__dict__, "engines": list(self.engines), "unproved": list(UNPROVED)}
+        lists = {"engines": list(self.engines), "others": list(self.others), "unproved": list(UNPROVED)}
+        return {**self.__dict__, **lists}
 
     def to_text(self) -> str:
         """The machine, its bandwidths and its engines, for a terminal."""
@@ -67,6 +71,7 @@ class Diagnosis:
             f"storage at {self.storage_path}: {self.storage_gb_s:.2f} GB/s (median of {ROUNDS}); {dropped}",
             "",
             table(("engine", "runs", "how"), rows),
+            *(f"{one['kind']} {one['name']}: of {one['package']}" for one in self.others),
             "",
             self.confinement,
             f"tested with stand-ins only, never run: {'; '.join(UNPROVED)}",
@@ -103,8 +108,14 @@ def diagnose(
     engines = tuple(_describe_engines(device))
     return Diagnosis(
         device, describe_machine(device), median(copies), median(reads), can_drop, str(where), engines,
-        describe_confinement(),
+        describe_confinement(), tuple(_describe_others()),
     )  # fmt: skip
+
+
+def _describe_others() -> Iterator[dict[str, str]]:
+    for noun, point in find_foreign():
+        package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        yield {"kind": noun, "name": point.name, "package": package}
 
 
 def _make_copy(nbytes: int, device: str) -> Callable[[], object]:

@@ -126,12 +126,12 @@ def profile_bundle(
         memory = _open_memory(opened, engines, chosen)
         queries: dict[str, QueryProfile] = {}
         loads: list[tuple[int, float]] = []
-        alike = {query: _first_alike(one, engines) for query, one in engines.items()}
+        first_alike = {query: _first_alike(engine, engines) for query, engine in engines.items()}
         try:
             with memory.computing():  # as a box does
-                shares = {query: _run_seconds(memory, engines[query]) for query in dict.fromkeys(alike.values())}
+                shares = {query: _run_seconds(memory, engines[query]) for query in dict.fromkeys(first_alike.values())}
                 passes = _joint_passes(opened, engines)
-                whole = sum(shares.values()) + sum(shares[alike[members[0]]] for members in passes)
+                whole = sum(shares.values()) + sum(shares[first_alike[members[0]]] for members in passes)
                 stages.begin(MEASURING, whole)
                 for query, one in engines.items():
                     found = _loads(memory, tuple(one.weights), rounds)
@@ -139,28 +139,28 @@ def profile_bundle(
                     load_s = median(seconds for _, seconds in found)
                     workspace = {count: one.workspace_of(count) for count in BATCHES}
                     pages = tuple(one.weights) if one.in_pages else ()
-                    if alike[query] == query:
+                    if first_alike[query] == query:
                         memory.bind(one, tuple(one.weights))
                         batches = _batches(one, rounds, workspace)
                         memory.unbind(one)
                         stages.add(shares[query])
                     else:
-                        batches = queries[alike[query]].batches
+                        batches = queries[first_alike[query]].batches
                     queries[query] = QueryProfile(load_s, batches, engine=one.name, pages=pages)
                 joint = list[JointProfile]()
                 for members in passes:
                     joint += _profile_pass(memory, opened, {name: engines[name] for name in members}, queries, rounds)
-                    stages.add(shares[alike[members[0]]])
+                    stages.add(shares[first_alike[members[0]]])
         finally:
             memory.close()
         if load is not None:
-            stages.begin(AGEING, sum(shares[first] for first in alike.values()))
+            stages.begin(AGEING, sum(shares[first] for first in first_alike.values()))
             for query in load.queries:
                 from gemel.stream_eval import query_staleness
 
                 curve = query_staleness(query, opened, chosen)
                 queries[query.id] = replace(queries[query.id], staleness=curve)
-                stages.add(shares[alike[query.id]])
+                stages.add(shares[first_alike[query.id]])
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
         machine = describe_machine(chosen)
@@ -214,7 +214,7 @@ def _first_alike(engine: FrameEngine, engines: Mapping[str, FrameEngine]) -> str
     from gemel.edge_runtime.life.runtime import architecture_of
 
     kind = engine.name, architecture_of(engine.query)
-    return next(query for query, one in engines.items() if (one.name, architecture_of(one.query)) == kind)
+    return next(query for query, other in engines.items() if (other.name, architecture_of(other.query)) == kind)
 
 
 def _run_seconds(memory: Any, engine: FrameEngine) -> float:
@@ -234,8 +234,8 @@ def _joint_passes(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> list[tu
     """The queries of each pass that these engines have."""
     from gemel.edge_runtime.engines.base import runs_jointly
 
-    alike = joint_queries(bundle.queries, bundle.nbytes)
-    return [tuple(members) for members in alike if runs_jointly([engines[query] for query in members])]
+    groups = joint_queries(bundle.queries, bundle.nbytes)
+    return [tuple(members) for members in groups if runs_jointly([engines[query] for query in members])]
 
 
 def _profile_pass(

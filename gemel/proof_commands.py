@@ -7,15 +7,14 @@ from typing import Annotated
 
 from gemel.commands import (
     BundlePath,
-    CommandResult,
     Seed,
     Workload,
     app,
-    command,
     file_option,
     number_option,
     result_of,
 )
+from gemel.invocation import CommandResult, command
 
 
 @command(app, "prove")

@@ -7,28 +7,36 @@ what somebody names is imported. A file can name what is registered here, and no
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from gemel.models.errors import InputError, join_names, message_of
+from gemel.models.errors import InputError, join_names, message_of, one_line
 from gemel.models.notes import add_note
 
 BUILT_IN = Path(__file__).with_name("entry_points.ini")
 PROJECT = "gemel"
+GROUPS = {
+    "gemel.engines": "engine", "gemel.policies": "policy", "gemel.methods": "method", "gemel.sinks": "sink",
+    "gemel.decoders": "decoder", "gemel.tasks": "task", "gemel.objectives": "objective",
+}  # fmt: skip
+"""The groups of entry points, each with what one of it is."""
 Kind = TypeVar("Kind")
 
 
 class Registry(Mapping[str, Kind], Generic[Kind]):
     """The entry points of a group by name: subclasses of `base`, or instances of it where it `makes` them.
 
-    An instance has options, the fields of its dataclass, after a colon: "NAME:key=value,key=value". `added` are those
-    of this process alone.
+    Options stand after a colon: "NAME:key=value,key=value". Those of an instance are the fields of its dataclass; a
+    class names its own with their types in `options`. `added` are those of this process alone.
     """
 
     def __init__(self, group: str, noun: str, base: type, makes: bool = False) -> None:
@@ -114,17 +122,78 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
 
 def _make(kind: Any, text: str, where: str | Path, key: str) -> Any:
     """An instance with the options of a text, which the types of the fields check."""
+    hints = get_type_hints(kind)
+    types = {name: hints[name] for name in inspect.signature(kind).parameters}
+    return kind(**read_options(kind.__name__, types, split_options(text), where, key))
+
+
+def split_options(text: str) -> dict[str, str]:
+    """The values of "key=value,key=value" by key."""
+    return {
+        name: value for name, _, value in (part.partition("=") for part in text.split(",") if part)
+    }
+
+
+def read_options(
+    name: str, types: Mapping[str, Any], given: Mapping[str, str], where: str | Path, key: str = ""
+) -> dict[str, Any]:
+    """Values of these types; InputError for an unknown key or a wrong value."""
     from pydantic import ConfigDict, create_model
 
     from gemel.models.files.io import validate
 
-    hints = get_type_hints(kind)
-    types: dict[str, Any] = {
-        name: (hints[name], None) for name in inspect.signature(kind).parameters
-    }
-    schema = create_model(kind.__name__, __config__=ConfigDict(extra="forbid"), **types)
-    options = {name: value for name, _, value in (part.partition("=") for part in text.split(","))}
-    return kind(**validate(where, options, schema, key).model_dump(exclude_unset=True))
+    fields: dict[str, Any] = {option: (kind, None) for option, kind in types.items()}
+    schema = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    return validate(where, given, schema, key).model_dump(exclude_unset=True)
+
+
+def entry_check(group: str, *also: str) -> Callable[[str], str]:
+    """What checks that a key of a file names an entry of a group, or one of `also`; ValueError otherwise."""
+
+    def check(name: str) -> str:
+        names = [*also, *find_entries(group)]
+        if name not in names:
+            raise ValueError(
+                f"there is no such {GROUPS[group]}: choose one of {join_names(names, 20)}"
+            )
+        return name
+
+    return check
+
+
+def describe_entries(group: str) -> Iterator[tuple[str, str]]:
+    """Each name of a group with the first sentence of what it stands for, which is read and not imported."""
+    for name, points in find_entries(group).items():
+        yield name, _first_sentence(points[0])
+
+
+def find_foreign() -> Iterator[tuple[str, EntryPoint]]:
+    """What other packages have registered, each with its group's noun."""
+    for group, noun in GROUPS.items():
+        for points in find_entries(group).values():
+            yield from ((noun, point) for point in points if point.dist is not None)
+
+
+def _first_sentence(point: EntryPoint) -> str:
+    """Of the docstring of the class that an entry point names; "" where its source cannot be read."""
+    top, *names = point.module.split(".")
+    try:
+        spec = find_spec(top)
+        assert spec is not None
+        path = (
+            Path(spec.origin or "")
+            if not names
+            else Path((spec.submodule_search_locations or [""])[0], *names)
+        )
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        kind = next(
+            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == point.attr
+        )
+    except Exception:  # the code of a stranger may be anything
+        return ""
+    text = " ".join((ast.get_docstring(kind) or "").split())
+    return one_line(re.split(r"\.(?= |$)", text, maxsplit=1)[0])
 
 
 def find_entries(group: str) -> Mapping[str, Sequence[EntryPoint]]:

@@ -322,7 +322,8 @@ class Task:
     `metric` is measured against labels, `agreement` against the original's own answers. `has_threshold`: answers have
     scores, of which one is chosen from which they count: on labels, or without them the query's `min_score`, or
     `unlabelled_threshold`. `has_background`: factories count it among the classes. `has_boxes`: answers are objects in
-    boxes. `has_label`: each is one class. `has_decoder`: a decoder explains the outputs of imported networks.
+    boxes. `has_label`: each is one class. `has_decoder`: a decoder explains the outputs of imported networks. `answer`
+    is the key of one in a result, `layout` how labels lie: a name of `models.labels.layouts.FINDERS`, "" for none.
     `footage` says in words what evidence needs 20 of.
     """
 
@@ -335,6 +336,8 @@ class Task:
     has_boxes: bool = False
     has_label: bool = False
     has_decoder: bool = False
+    answer: str = "label"
+    layout: str = ""
     footage: str = "frames of each of two answers"
 
     @classmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from gemel.models.errors import InputError, join_errors, join_names
 from gemel.models.files.io import (
@@ -28,6 +28,7 @@ from gemel.models.files.io import (
 )
 from gemel.models.files.published import PREFIX, Published, find_published
 from gemel.models.notes import add_note
+from gemel.models.plugins import entry_check
 from gemel.models.preprocess import (
     FURTHEST_PIXEL,
     MAX_SIDE,
@@ -159,21 +160,7 @@ class _CameraKeys(_Strict):
 _FrameSide = Annotated[int, Field(ge=1, le=100_000)]
 _Side = Annotated[int, Field(ge=16, le=MAX_SIDE)]
 _Deviation = Annotated[float, Field(gt=0)]
-_Decoder = Literal[
-    "auto",
-    "yolo",
-    "yolov5",
-    "yolox",
-    "nanodet",
-    "fastestdet",
-    "yolo-end2end",
-    "yolo-pose",
-    "yolo-seg",
-    "yolo-obb",
-    "detr",
-    "ssd",
-    "classifier",
-]
+_Decoder = Annotated[str, AfterValidator(entry_check("gemel.decoders", "auto"))]
 
 
 class _PreprocessKeys(_Strict):

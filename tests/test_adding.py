@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ from gemel.merger.checkpoint import Checkpoint, snapshots
 from gemel.merger.config import MergeOptions
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.methods.registry import Method
-from gemel.models.bundle import Made, write_bundle
+from gemel.models.bundle import Bundle, Made, write_bundle
 from gemel.models.decoders import choose_decoder
 from gemel.models.decoders.decoder import Decoder, GraphHead, Output
 from gemel.models.predictions import ClassPrediction
@@ -78,6 +78,11 @@ class Plain(TensorEngine):
     """Calls the module with the arena's tensors."""
 
     name = "plain"
+    options: ClassVar = {"mark": str}
+
+    def __init__(self, bundle: Bundle, query_id: str, device: Any = "cpu", mark: str = "") -> None:
+        super().__init__(bundle, query_id, device)
+        self._mark = mark
 
     def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
         self._state = {path: tensor_of(name) for path, name in self.query.tensors.items()}
@@ -86,7 +91,7 @@ class Plain(TensorEngine):
         self._state = {}
 
     def forward(self, batch: Tensor) -> Any:
-        SERVED.append(self.query.id)
+        SERVED.append(self._mark + self.query.id)
         return functional_call(self.model, self._state, (batch,))
 
 
@@ -172,11 +177,11 @@ def test_registered_engine_serves_frames(tmp_path: Path) -> None:
     cameras = {"left": {"source": "left.mp4"}, "right": {"source": "right", "fps": 2}}
     answers = {}
     for engine in ("plain", "torch"):
-        sinks = [{"kind": "jsonl", "path": f"{engine}.jsonl"}]
-        run(write_config(tmp_path, engine=engine, cameras=cameras, sinks=sinks))
+        sinks, options = [{"kind": "jsonl", "path": f"{engine}.jsonl"}], ":mark=a-" if engine == "plain" else ""
+        run(write_config(tmp_path, engine=engine + options, cameras=cameras, sinks=sinks))
         lines = map(json.loads, (tmp_path / f"{engine}.jsonl").read_text().splitlines())
         answers[engine] = {(one["query"], one["frame"]): (one["label"], one["score"]) for one in lines}
-    assert set(SERVED) == {"gate", "yard", "road"}
+    assert set(SERVED) == {"a-gate", "a-yard", "a-road"}
     assert answers["plain"].keys() == answers["torch"].keys() != set()
     for key, (label, score) in answers["plain"].items():
         assert answers["torch"][key] == (label, pytest.approx(score, abs=1e-4))
@@ -210,6 +215,15 @@ def test_registered_decoder_explains_outputs_that_no_other_does() -> None:
     check_decoder(decoder, [np.random.default_rng(0).random((2, 9, 6), np.float32)], (32, 32))
 
 
+def test_registered_decoder_is_a_name_in_workloads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"camera": "c", "task": "detection", "classes": ["a", "b"], "model": "a.onnx", "decoder": "rows", "id": "q"}
+    document = {"name": "one", "cameras": {"c": {"source": "c.mp4"}}, "queries": [keys]}
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
+    assert main(["inspect", str(tmp_path / "workload.yaml")]) == 2
+    line = capsys.readouterr().err
+    assert "queries[0].decoder (q): there is no such decoder: choose one of auto, " in line and ", columns (" in line
+
+
 def test_registered_task_answers_on_a_box(tmp_path: Path) -> None:
     model, query = trained_looking(1), tiny_query("gate", "left", task="parity")
     write_bundle(tmp_path / "tiny.safetensors", {"gate": model}, [query], Made("tiny", "none", 0))
@@ -224,7 +238,11 @@ def test_registered_task_answers_on_a_box(tmp_path: Path) -> None:
 def test_command_line_names_what_strangers_add(tmp_path: Path, repository: Path) -> None:
     site = next(path for path in sys.path if Path(path, "gemel_more-1.0.dist-info").is_dir())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(repository), site]), "COLUMNS": "200"}
-    for command, name in (("plan", "backwards"), ("merge", "first-groups")):
+    lines = {
+        "plan": "backwards  Turns in the reverse of the order listed", "run": "plain  Calls the module",
+        "merge": "first-groups  Ties the groups that save most", "inspect": "columns  Rows of a box in fractions",
+    }  # fmt: skip
+    for command, line in lines.items():
         words = [sys.executable, "-m", "gemel", command, "--help"]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-        assert name in done.stdout
+        assert line in " ".join(done.stdout.split()).replace(line.split()[0] + " ", line.split()[0] + "  ")

@@ -55,6 +55,8 @@ class FrameEngine(ABC):
     """The bits in which weights stay packed in the arena and are used from there."""
     in_pages: ClassVar[bool] = False
     """Whether its weights are pages of a mapped file, or in its session; else it is bound to tensors of an arena."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Its options with their types, which a box config gives its constructor: `engine: NAME:key=value,key=value`."""
     tested_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
     """The devices on which it has been run; `gemel doctor` marks others."""
 

@@ -9,13 +9,13 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from gemel.edge_runtime.engines.base import FULL, EngineError, FrameEngine
+from gemel.edge_runtime.engines.base import EngineError, FrameEngine
 from gemel.edge_runtime.engines.prepared import WEIGHTS, PreparedBundle, page_segments
-from gemel.edge_runtime.engines.providers import CPU, unavailable_reason
+from gemel.edge_runtime.engines.providers import CPU, PROVIDERS, unavailable_reason
 from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
 from gemel.edge_runtime.memory.page_memory import PageStore
 from gemel.edge_runtime.memory.pages import MappedWeights
@@ -131,9 +131,13 @@ class SessionEngine(FrameEngine):
 
 
 class MappedEngine(SessionEngine):
-    """One query over a session whose weights are mapped; `open_sessions` makes it."""
+    """ONNX Runtime over mapped weights, or by another `provider`; needs no torch, and a bundle that holds its networks.
+
+    One query; `open_sessions` makes it.
+    """
 
     name = NAME
+    options: ClassVar = {"provider": Literal[tuple(PROVIDERS)]}
 
     def __init__(self, bundle: Bundle, query_id: str, opened: OpenedWeights, threads: int = 1) -> None:
         """Raises EngineError where the session cannot be opened, InputError where no decoder fits its outputs."""
@@ -173,7 +177,6 @@ def open_sessions(
     bundle: Bundle,
     query_ids: Sequence[str],
     device: str = "cpu",
-    precision: str = FULL,
     max_workspace_bytes: int = 0,
 ) -> Iterator[dict[str, MappedEngine]]:
     """The engines of these queries, which share what of their weights is equal; graphs are prepared if need be.
@@ -182,8 +185,6 @@ def open_sessions(
     cannot run here, and at the end for queries that have no prepared graph.
     """
     reason = MappedEngine.missing(device)
-    if reason is None and precision != FULL:
-        reason = f"it does not compute in {precision}"
     if reason is not None:
         raise EngineError(reason)
     if max_workspace_bytes:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemel.edge_runtime.engines.base import AUTO, ENGINES, FALLBACK, FULL, ONNX, EngineError, FrameEngine
+from gemel.edge_runtime.engines.base import AUTO, ENGINES, FALLBACK, ONNX, EngineError, FrameEngine
 from gemel.edge_runtime.engines.providers import CPU, CUDA, unavailable_reason
 from gemel.edge_runtime.memory.binding import TensorOf, WaitFor
 from gemel.models.bundle import Bundle
@@ -20,36 +20,38 @@ log = logging.getLogger("gemel.run")
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """On which device and in which precision (`PRECISIONS` of the torch engine) engines run.
+    """On which device engines run, and with which options: those that the class of each has.
 
-    `provider` is one of PROVIDERS for the engine onnx, or "auto": cpu on a processor, else cuda.
+    The engine onnx has the option `provider`, one of PROVIDERS, by itself cpu on a processor, else cuda.
 
     `overflow`: the tensors by query that are copied in every run, where it `overlaps` beside the layers before. Queries
-    with an overflow, and all where the precision is not fp32, run on torch. `damaged` are queries that cannot run.
+    with an overflow run on torch. `damaged` are queries that cannot run.
     `max_workspace_bytes` bounds the runs of mapped weights, 0 does not.
     """
 
     device: str = "cpu"
-    precision: str = FULL
+    options: Mapping[str, Any] = field(default_factory=dict)
     overflow: Mapping[str, Collection[str]] = field(default_factory=dict)
     overlaps: bool = False
     damaged: Collection[str] = ()
     max_workspace_bytes: int = 0
-    provider: str = AUTO
+
+    @property
+    def provider(self) -> str | None:
+        """The provider that a config names, None without one."""
+        return self.options.get("provider")
 
     @property
     def chosen_provider(self) -> str:
         """The provider of the engine onnx."""
-        if self.provider != AUTO:
-            return self.provider
-        return CPU if self.device == "cpu" else CUDA
+        return self.provider or (CPU if self.device == "cpu" else CUDA)
 
     @property
     def prefers_onnx(self) -> bool:
         """Whether the engine `auto` is onnx: with a provider, on a processor, and where torch is not installed."""
-        if self.precision != FULL or self.overflow:
+        if self.overflow or self.options.keys() - {"provider"}:
             return False
-        return self.provider != AUTO or self.device == "cpu" or not is_installed("torchvision")
+        return self.provider is not None or self.device == "cpu" or not is_installed("torchvision")
 
 
 class NoEngine(FrameEngine):
@@ -136,7 +138,7 @@ def _sessions(bundle: Bundle, request: EngineRequest, queries: Sequence[str]) ->
 
     provider = request.chosen_provider
     if provider == CPU:
-        return open_sessions(bundle, queries, CPU, request.precision, request.max_workspace_bytes)
+        return open_sessions(bundle, queries, CPU, request.max_workspace_bytes)
     reason = unavailable_reason(provider)
     if reason is not None:
         raise EngineError(reason)
@@ -146,13 +148,13 @@ def _sessions(bundle: Bundle, request: EngineRequest, queries: Sequence[str]) ->
 
 
 def _make_engine(bundle: Bundle, query: str, name: str, request: EngineRequest) -> FrameEngine:
-    if name != FALLBACK and request.precision == FULL and query not in request.overflow:
+    if name != FALLBACK and query not in request.overflow:
         try:
             kind = ENGINES.find(name)
             reason = kind.missing(request.device)
             if reason is not None:
                 raise EngineError(reason)
-            engine = kind(bundle, query, request.device)
+            engine = kind(bundle, query, request.device, **request.options)
             engine.prepare()
             return engine
         except Exception as error:  # engines of others raise errors of any type
@@ -161,9 +163,10 @@ def _make_engine(bundle: Bundle, query: str, name: str, request: EngineRequest) 
             log.warning("engine %s cannot run %s of query %s: %s; engine %s does", name, model, query, reason, FALLBACK)
     if not is_installed("torchvision"):
         raise InputError(bundle.path, f"query {query} needs torch, which is not installed", f"pip install {MERGE}")
-    overflow = request.overflow.get(query, ())
-    options: Any = {"precision": request.precision, "overflow": overflow, "overlaps": request.overlaps}
-    return ENGINES[FALLBACK](bundle, query, request.device, **options)
+    kind = ENGINES[FALLBACK]
+    options: Any = {key: value for key, value in request.options.items() if key in kind.options}
+    options |= {"overflow": request.overflow.get(query, ()), "overlaps": request.overlaps}
+    return kind(bundle, query, request.device, **options)
 
 
 def are_paged(engines: Collection[FrameEngine]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,9 @@ PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16,
 
 
 class TorchEngine(TensorEngine):
-    """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
+    """PyTorch, in any `precision`: every architecture and bit width; needs gemel[merge].
+
+    One query's module, its parameters and buffers set to the tensors it is bound to.
 
     Until `bind` its tensors are on the meta device and a run fails. Packed weights stay packed in the arena and are
     unpacked while a run needs them; tensors named in `overflow` are never bound but copied from the bundle in each run,
@@ -101,6 +103,7 @@ class TorchEngine(TensorEngine):
     starts_early = True
     formats = frozenset(WeightFormat)
     runs_packed = frozenset(BIT_WIDTHS)
+    options: ClassVar = {"precision": Literal[tuple(PRECISIONS)]}
 
     def __init__(
         self,

@@ -90,12 +90,8 @@ BUSY, TOO_LARGE, NO_ROOM = "busy", "too_large", "no_room"
 """Reasons of `unsampled` beside those of the disk: the queue is full, one sample exceeds the spool, it leaves room."""
 MIN_FREE_FRACTION = 0.05
 """Of its disk: samples are the first to give way to results and updates."""
-ANSWERS = {
-    "classification": "label", "detection": "detections", "segmentation": "segments", "keypoints": "detections",
-    "embedding": "embedding", "tensor": "outputs",
-}  # fmt: skip
-"""Task -> the key of its answer in a result, and in a sample."""
-ANSWER_KEYS = ("labels", *dict.fromkeys(ANSWERS.values()))
+ANSWER_KEYS = ("labels", "label", "detections", "segments", "embedding", "outputs")
+"""The keys of an answer in a result, and in a sample."""
 KEYWORD, PNG_LEVEL = "gemel", 1
 """The key of a sample's text, and the level of its compression (of 9)."""
 
@@ -399,7 +395,7 @@ def _usable_sample(path: Path, query: BundleQuery | Query) -> tuple[Sample, Pred
     fits = sample.picture.shape == (*preprocess.size, 3)
     return (
         (sample, given)
-        if fits and getattr(sample.head, "labels" if query.multi_label else ANSWERS[query.task]) is not None
+        if fits and getattr(sample.head, "labels" if query.multi_label else task_of(query).answer) is not None
         else None
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemel.edge_runtime.capture.sources import CameraConfig, FrameRequest
-from gemel.edge_runtime.engines.base import AUTO, FALLBACK, FrameEngine, runs_jointly
+from gemel.edge_runtime.engines.base import FALLBACK, FrameEngine, runs_jointly
 from gemel.edge_runtime.engines.providers import unavailable_reason
 from gemel.edge_runtime.engines.setup import EngineRequest, are_paged, engines_for, held_bytes
 from gemel.edge_runtime.events.rules import check_rules
@@ -255,12 +255,11 @@ def cost_box(loaded: LoadedBox) -> CostedBox:
     policy = policy_named(config.policy, str(config.path), "policy")
     request = EngineRequest(
         config.device,
-        config.precision,
+        config.engine_options,
         damaged=loaded.damaged,
         max_workspace_bytes=config.budget_bytes,
-        provider=config.provider,
     )
-    if config.provider != AUTO and (reason := unavailable_reason(config.provider)):
+    if request.provider is not None and (reason := unavailable_reason(request.provider)):
         raise InputError(config.path, reason, "", "provider")
     engines = engines_for(bundle, config.engine, request)
     loaded = _with_base(loaded)
@@ -443,7 +442,7 @@ def prepare_engines(costed: CostedBox) -> ReadyBox:
             log.info("query %s overflows: every run copies %s", query, size_text(nbytes))
     if within.tensors:
         ready = {query: engine for query, engine in costed.engines.items() if query not in within.tensors}
-        request = EngineRequest(loaded.config.device, loaded.config.precision, within.tensors, within.overlaps)
+        request = EngineRequest(loaded.config.device, loaded.config.engine_options, within.tensors, within.overlaps)
         engines = engines_for(loaded.bundle, FALLBACK, request, ready)
         costed = replace(costed, engines=engines)
     return _build_ready(costed)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gemel.edge_runtime.capture.sources import PUSH, TIMEOUT_S, CameraConfig
-from gemel.edge_runtime.engines.base import AUTO, ENGINES, ONNX
+from gemel.edge_runtime.engines.base import AUTO, ENGINES, FALLBACK, FULL, ONNX
 from gemel.edge_runtime.engines.providers import has_cuda_provider
 from gemel.edge_runtime.events.clips import ClipConfig
 from gemel.edge_runtime.events.rules import QueryRules, RulesByQuery
@@ -24,9 +24,10 @@ from gemel.edge_runtime.life.variables import Variables
 from gemel.edge_runtime.policies import DEFAULT_POLICY, policy_named
 from gemel.edge_runtime.scheduler.costs import parse_memory
 from gemel.edge_runtime.sinks.base import SinkConfig, check_authorities, host_name, parse_sinks
-from gemel.models.errors import Faults, InputError
+from gemel.models.errors import Faults, InputError, join_names
 from gemel.models.files.extras import has_cuda, is_installed
 from gemel.models.files.io import MAX_CAMERAS, Fps, Name, PathText, is_path, read_mapping, validate
+from gemel.models.plugins import read_options, split_options
 
 CLIP_BYTES = "1GiB"
 SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
@@ -94,13 +95,13 @@ class DetectorPortConfig:
 class BoxConfig:
     """The config of one box, with absolute paths; `name` is the host's where the file has none.
 
-    `device` is cpu or cuda, `engine` a name of ENGINES or auto, `provider` that of the engine onnx, `precision` (fp32,
-    bf16 or fp16) that of convolutions and matrix products in the engine torch. With `late` = drop a late result is only
-    counted, not sent. `objective` of the policy `adaptive` is frames in time, or accuracy over time by the staleness
-    curves of the bundle's profile; None for accuracy where there are curves. With `overflow` a query too large for the
-    budget copies the rest in every run. `trace` is the file that records states and decisions. With a `public_key` the
-    bundle must be signed. With `canary` a reload tries new weights on samples of the spool before they serve. `rules`
-    are those of queries that have any. With `clips` the clips and snapshots of events are kept.
+    `device` is cpu or cuda, `engine` a name of ENGINES or auto, `engine_options` what its class takes. With `late` =
+    drop a late result is only counted, not sent. `objective` of the policy `adaptive` is frames in time, or accuracy
+    over time by the staleness curves of the bundle's profile; None for accuracy where there are curves. With `overflow`
+    a query too large for the budget copies the rest in every run. `trace` is the file that records states and
+    decisions. With a `public_key` the bundle must be signed. With `canary` a reload tries new weights on samples of the
+    spool before they serve. `rules` are those of queries that have any. With `clips` the clips and snapshots of events
+    are kept.
     """
 
     path: Path
@@ -117,7 +118,6 @@ class BoxConfig:
     token_file: Path | None
     policy: str
     trace: Path | None
-    precision: str
     overflow: bool
     late: str
     canary: bool
@@ -130,7 +130,7 @@ class BoxConfig:
     """The bundle that the file names, where `bundle` is another: one with queries held back."""
     rules: dict[str, QueryRules] = field(default_factory=dict)
     clips: ClipConfig | None = None
-    provider: str = AUTO
+    engine_options: dict[str, Any] = field(default_factory=dict)
     detector_port: DetectorPortConfig | None = None
 
     @property
@@ -232,8 +232,8 @@ class _BoxKeys(_Strict):
     memory: str | int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
-    provider: Literal["auto", "cpu", "openvino", "cuda", "tensorrt"] = AUTO
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    provider: str = AUTO
+    precision: str = FULL
     cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MAX_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: _HttpKeys | None = None
@@ -298,7 +298,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
     root, faults = path.resolve().parent, Faults()
     attempt: Any = faults.attempt
     http = attempt(lambda: None if keys.http is None else _access(path, root, keys.http))
-    attempt(lambda: _check_engine_keys(path, keys))
+    engine, engine_options = attempt(lambda: _engine(path, keys)) or (AUTO, {})
     attempt(lambda: _check_pushed(path, keys))
     attempt(lambda: policy_named(keys.policy, str(path), "policy"))
     budget = attempt(lambda: _budget(path, keys))
@@ -309,7 +309,8 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         budget_bytes=budget,
         memory_bytes=None if budget is None or keys.memory is None else parse_memory(keys.memory, str(path), "memory"),
         device=attempt(lambda: device_of(path, keys.device)),
-        engine=attempt(lambda: ENGINES.check(keys.engine, path, "engine", [AUTO])),
+        engine=engine,
+        engine_options=engine_options,
         cameras=cameras,
         sinks=attempt(lambda: parse_sinks(path, keys.sinks, root, keys.name)),
         spool=attempt(lambda: None if keys.spool is None else _spool(path, root, keys.spool)),
@@ -319,8 +320,6 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         policy=keys.policy,
         trace=None if keys.trace is None else root / keys.trace,
         factories=tuple(keys.factories),
-        precision=keys.precision,
-        provider=keys.provider,
         overflow=keys.overflow,
         late=keys.late,
         canary=keys.canary,
@@ -338,12 +337,24 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
     return config
 
 
-def _check_engine_keys(path: Path, keys: _BoxKeys) -> None:
-    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
-        problem = f"the engine {keys.engine} computes in fp32"
-        raise InputError(path, problem, "leave it out, or use engine torch", "precision")
-    if keys.provider != AUTO and (keys.engine not in (AUTO, ONNX) or keys.precision != "fp32"):
-        raise InputError(path, "a provider is for the engine onnx in fp32", "leave it out", "provider")
+def _engine(path: Path, keys: _BoxKeys) -> tuple[str, dict[str, Any]]:
+    """The engine's name and its options; the keys `provider` and `precision` are the options of these names, too."""
+    name, _, text = ENGINES.check(keys.engine, path, "engine", [AUTO]).partition(":")
+    written, short = split_options(text), {"provider": keys.provider, "precision": keys.precision}
+    short = {option: value for option, value in short.items() if value not in (AUTO, FULL)}
+    wishes = {**short, **written}
+    if not wishes:
+        return name, {}
+    for candidate in (ONNX, FALLBACK) if name == AUTO else (name,):
+        types = ENGINES.find(candidate, path, "engine").options
+        if wishes.keys() <= types.keys():
+            return name, {
+                **read_options(candidate, types, short, path), **read_options(candidate, types, written, path, "engine")
+            }  # fmt: skip
+    unknown = next((option for option in wishes if option not in types), next(iter(wishes)))
+    problem = f"the engine {name} has no option {unknown}" if name != AUTO else "no engine has all these options"
+    hint = f"it has: {join_names(types)}" if types and name != AUTO else "leave it out"
+    raise InputError(path, problem, hint, unknown if unknown in short else "engine")
 
 
 def _budget(path: Path, keys: _BoxKeys) -> int:

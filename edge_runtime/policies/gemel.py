@@ -37,7 +37,9 @@ class TurnHistory:
 
 @dataclass(frozen=True, slots=True)
 class GemelPolicy:
-    """Queries take turns in an order in which neighbours share most bytes; only missing tensors are loaded.
+    """The paper's schedule: queries take turns in an order in which neighbours share most bytes.
+
+    Only missing tensors are loaded.
 
     Batch sizes are chosen beforehand so that the worst query's frames in time are most. The most recently run query
     is evicted first, since in a cycle its next turn is furthest away. A query passed over `patience` times for want of

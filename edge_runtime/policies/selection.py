@@ -85,7 +85,7 @@ class SelectionState:
 
 
 class SelectingPolicy:
-    """`adaptive`: `gemel` or the greedy scheduler, whichever a simulation shows to be better."""
+    """`gemel` or the greedy scheduler, whichever a simulation shows to be better."""
 
     name = "adaptive"
 

@@ -13,7 +13,9 @@ from gemel.edge_runtime.scheduler.types import Decision, Plan, QuerySpec, Schedu
 
 @dataclass(frozen=True, slots=True)
 class TimeSharingPolicy:
-    """Turns in the order listed; tensors of different queries never count as shared, and are kept once for each.
+    """Queries take turns with whole models, as a box does that knows nothing of merging.
+
+    Turns in the order listed; tensors of different queries never count as shared, and are kept once for each.
 
     The paper's baseline (section 2.2): batch sizes and eviction as in `gemel`, so that only the knowledge of merging
     makes the difference.

@@ -55,7 +55,9 @@ def _parse_path(text: Any) -> Any:
 
 
 class JsonLinesConfig(SinkConfig):
-    """`path` is the file that lines are appended to, None (in YAML: `-`) for stdout. A file that would grow past
+    """Each result is one line of JSON, in a file or on stdout.
+
+    `path` is the file that lines are appended to, None (in YAML: `-`) for stdout. A file that would grow past
     `max_bytes` is moved to PATH.1 first, that to PATH.2, and so on; `keep` of those remain.
     """
 

@@ -100,7 +100,9 @@ class MqttTls(BaseModel):
 
 
 class MqttConfig(SinkConfig):
-    """`topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
+    """Each result is a message to an MQTT broker, which may give orders to the box.
+
+    `topic` takes a message for each result, with `{box}`, `{camera}` and `{query}` filled in; with `snapshot` the
     JPEG goes to TOPIC/snapshot, and with `discovery` Home Assistant gets entities for each query and event. TOPIC/set
     takes ON, OFF and JSON (`edge_runtime.life.switches`).
 

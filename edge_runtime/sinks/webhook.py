@@ -68,7 +68,9 @@ def _check_url(text: str) -> str:
 
 
 class WebhookConfig(SinkConfig):
-    """`url` takes a POST with the record as JSON; each step of that may take `timeout_s`. With `snapshot` the record
+    """Each result is a POST of JSON to a URL.
+
+    `url` takes a POST with the record as JSON; each step of that may take `timeout_s`. With `snapshot` the record
     has one key more, `snapshot`: a JPEG in base64. User and password of the URL go into a header.
 
     `headers` are sent too. `ca` names the authorities that HTTPS trusts in place of the system's. With a `secret` the

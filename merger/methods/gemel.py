@@ -40,7 +40,10 @@ def worthwhile_groups(ctx: MergeContext, options: MergeOptions) -> list[Group]:
 
 
 class GemelSearch(Method):
-    """Groups one after the other, on top of what is accepted."""
+    """The paper's search: one more group at a time, retrained jointly.
+
+    Groups one after the other, on top of what is accepted.
+    """
 
     name = "gemel"
 

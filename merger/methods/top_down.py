@@ -45,7 +45,10 @@ from gemel.models.sharing.similarity import cosine_likeness, identical_sets, que
 
 
 class TopDown(Method):
-    """The steps of a ladder, the least change first; the tunables are `MergeOptions.top_down`."""
+    """The default: climb a ladder from what changes a model least to what changes it most.
+
+    The tunables are `MergeOptions.top_down`.
+    """
 
     name = "top-down"
     keeps_donors = True

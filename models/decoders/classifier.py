@@ -17,7 +17,9 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class Classifier(Decoder):
-    """`activation` is the last one in the graph: "Softmax", "Sigmoid", "LogSoftmax", or none where it gives logits.
+    """One row of classes for each frame, logits or what the graph made of them.
+
+    `activation` is the last one in the graph: "Softmax", "Sigmoid", "LogSoftmax", or none where it gives logits.
 
     `is_single`: its only value is the odds of the second of two classes.
     """

@@ -25,7 +25,9 @@ BOXES = ("box", RF_DETR_OUTPUT)
 
 @dataclass(frozen=True)
 class Detr(Decoder):
-    """`boxes` and `scores` are indices of outputs, equal where one output (Q, 4 + C) has both.
+    """DETR and its descendants (RT-DETR, D-FINE, RF-DETR): a box and class scores for each query.
+
+    `boxes` and `scores` are indices of outputs, equal where one output (Q, 4 + C) has both.
 
     Boxes are centre and sides in fractions of the input, or corners, or corners in pixels of it.
     `activation` is what the graph leaves to its reader: "sigmoid"; "softmax", whose last column is no object; or none.

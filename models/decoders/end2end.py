@@ -32,7 +32,9 @@ STRIDES = (8, 16, 32)
 
 @dataclass(frozen=True)
 class EndToEnd(Decoder):
-    """One output of rows where `boxes` and `scores` are equal, else the two from which a top-k chose the rows.
+    """Detections that the graph has chosen itself (YOLOv10, YOLO26): rows of corners, score and class.
+
+    One output of rows where `boxes` and `scores` are equal, else the two from which a top-k chose the rows.
 
     The file's own names tell how many classes rows have: COCO's 80 where it has none.
     """

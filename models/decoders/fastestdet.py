@@ -17,7 +17,10 @@ OBJECTNESS_POWER, CLASS_POWER = 0.6, 0.4
 
 @dataclass(frozen=True)
 class FastestDetMap(Decoder):
-    """Objectness, box and classes of each cell."""
+    """FastestDet, as its authors export it: one map.
+
+    Objectness, box and classes of each cell.
+    """
 
     name = "fastestdet"
     preparation = FASTESTDET

@@ -19,7 +19,9 @@ BINS = (8, 17)
 
 @dataclass(frozen=True)
 class NanoDet(Decoder):
-    """`levels` are the indices of the outputs of each stride, as (scores, distances); equal where one has both.
+    """NanoDet: scores, and distances to a box's sides as distributions.
+
+    `levels` are the indices of the outputs of each stride, as (scores, distances); equal where one has both.
 
     `centre` is what a cell's place lacks to its centre: half in NanoDet-m, nothing in NanoDet-Plus. Without
     `has_sigmoid` the scores are logits.

@@ -24,7 +24,9 @@ TENSORFLOW_ROWS = (1, 0, 3, 2)
 
 @dataclass(frozen=True)
 class Ssd(Decoder):
-    """`boxes` and `scores` are indices of outputs; `background` columns before the classes are left out.
+    """Boxes and scores in two outputs, before suppression: SSD, YOLO-NAS, DAMO-YOLO, PP-YOLOE.
+
+    `boxes` and `scores` are indices of outputs; `background` columns before the classes are left out.
 
     Boxes of a network with a grid are in pixels of the input, others in fractions of it; TensorFlow's begin with y.
     `columns`: the scores are (C, A), as suppression takes them. `centred`: boxes are centre and sides.

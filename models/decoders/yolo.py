@@ -23,7 +23,10 @@ CORNER_FAMILIES = ("yolo9", "rtmdet", "picodet", "ssd")
 
 @dataclass(frozen=True)
 class Yolo(Decoder):
-    """`index` is that of the output; with `rows` its axes are (A, 4 + C); columns after the classes are left out."""
+    """YOLOv8 to YOLOv13 as Ultralytics exports them: one output (4 + C, A).
+
+    `index` is that of the output; with `rows` its axes are (A, 4 + C); columns after the classes are left out.
+    """
 
     name = "yolo"
     preparation = YOLO

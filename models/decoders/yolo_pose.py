@@ -25,7 +25,10 @@ DIMS = 3
 
 @dataclass(frozen=True)
 class YoloPose(YoloParts):
-    """Rows end with the points: `count` is K, `dims` is D, K x D columns."""
+    """YOLOv8-pose to YOLO26-pose: boxes, scores, and the points of each object.
+
+    Rows end with the points: `count` is K, `dims` is D, K x D columns.
+    """
 
     name = "yolo-pose"
     task = "keypoints"

@@ -17,7 +17,10 @@ STRIDES = ((8, 16, 32), (8, 16, 32, 64), (16, 32))
 
 @dataclass(frozen=True)
 class YoloV5(Decoder):
-    """`index` is that of the output; the maps of single levels that may stand beside it are left out."""
+    """YOLOv5 and YOLOv7, decoded in the graph: (A, 5 + C).
+
+    `index` is that of the output; the maps of single levels that may stand beside it are left out.
+    """
 
     name = "yolov5"
     preparation = YOLO

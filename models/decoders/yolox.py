@@ -18,7 +18,10 @@ ARITHMETIC = frozenset({"Add", "Mul", "Exp", "Pow", "Sub", "Div"})
 
 @dataclass(frozen=True)
 class Yolox(Decoder):
-    """`strides` is empty where the graph decodes; `is_yolox` is False for YOLOv6, which decodes without `Exp`."""
+    """YOLOX and YOLOv6: (A, 5 + C), with the grid in the graph or outside it.
+
+    `strides` is empty where the graph decodes; `is_yolox` is False for YOLOv6, which decodes without `Exp`.
+    """
 
     name = "yolox"
     has_objectness = True

@@ -37,6 +37,7 @@ from gemel.models.labels.object_files import (
 from gemel.models.labels.yolo_labels import YAML_SUFFIXES, find_yolo
 from gemel.models.notes import add_note
 from gemel.models.predictions import GroundTruth, IdentityLabel, LabelSet
+from gemel.models.tasks import TASKS
 from gemel.models.zoo import finds_outlines, preprocess_of
 
 if TYPE_CHECKING:
@@ -86,11 +87,12 @@ def find_layout(query: Query) -> Layout | None:
     Raises InputError for a table or YOLO's data.yaml that cannot be read, and for labels in formats that are not.
     """
     assert query.data is not None
-    if query.labels == NO_LABELS or query.task == "tensor":
+    form = TASKS[query.task].layout
+    if query.labels == NO_LABELS or not form:
         return None
     layout = None
     if query.data.is_dir() or query.data.suffix.lower() in (*TABLE_SUFFIXES, *YAML_SUFFIXES):
-        layout = (_find_label_sets if query.multi_label else FINDERS[query.task])(query, query.data)
+        layout = (_find_label_sets if query.multi_label else FINDERS[form])(query, query.data)
     if layout is None:
         refuse_labels(query, query.data)
     return layout
@@ -597,10 +599,9 @@ def _find_identities(query: Query, data: Path) -> Layout | None:
 
 
 FINDERS = {
-    "classification": _find_classes, "detection": _find_boxes, "segmentation": _find_masks,
-    "keypoints": _find_boxes, "embedding": _find_identities,
+    "classes": _find_classes, "boxes": _find_boxes, "masks": _find_masks, "identities": _find_identities
 }  # fmt: skip
-"""Task -> what finds the labels of its data."""
+"""`Task.layout` -> what finds such labels."""
 
 
 # Without splits

@@ -20,9 +20,13 @@ def mean_ratio(parts: np.ndarray, wholes: np.ndarray) -> float:
 
 
 class Classification(Task):
-    """The metric is balanced accuracy: the mean of the recalls of the classes present."""
+    """One label for each frame.
+
+    The metric is balanced accuracy: the mean of the recalls of the classes present.
+    """
 
     name = "classification"
+    layout = "classes"
     metric = agreement = "balanced_accuracy"
     has_label = has_decoder = True
 

@@ -31,6 +31,7 @@ class Detection(Task):
     """
 
     name = "detection"
+    answer, layout = "detections", "boxes"
     overlaps = staticmethod(overlaps_of)
     metric = agreement = "f1"
     has_threshold = has_background = has_boxes = has_decoder = True

@@ -16,7 +16,9 @@ MIN_LENGTH = 1e-12
 
 
 class Embedding(Task):
-    """The model's outputs are vectors (N, D).
+    """A vector for each frame, of which only the direction counts.
+
+    The model's outputs are vectors (N, D).
 
     Against labels recall@1: the fraction of frames whose nearest neighbour by cosine is of their identity. Its frames
     of the same clip or track are no neighbours, where it is in another one, too (as in re-identification).
@@ -24,6 +26,7 @@ class Embedding(Task):
     """
 
     name = "embedding"
+    answer, layout = "embedding", "identities"
     metric, agreement = "recall_at_1", "cosine_agreement"
     footage = "frames of two identities or more, each in several clips or tracks"
 

@@ -16,7 +16,10 @@ from gemel.models.tasks.detection import MIN_SCORE, Detection, keep_detections, 
 
 
 class Keypoints(Detection):
-    """The metric is F1 at an OKS of 0.5, micro over classes. The model is a `Detector` whose candidates have points."""
+    """Objects with boxes and points.
+
+    The metric is F1 at an OKS of 0.5, micro over classes. The model is a `Detector` whose candidates have points.
+    """
 
     name = "keypoints"
     metric = agreement = "oks_f1"

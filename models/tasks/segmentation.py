@@ -52,9 +52,13 @@ def choose_classes(logits: np.ndarray, size: Size) -> np.ndarray:
 
 
 class Segmentation(Task):
-    """The model's outputs are logits (N, C, h, w), of any resolution."""
+    """A class for each pixel, measured by the mean IoU of the classes.
+
+    The model's outputs are logits (N, C, h, w), of any resolution.
+    """
 
     name = "segmentation"
+    answer, layout = "segments", "masks"
     metric = agreement = "miou"
 
     def predictions(

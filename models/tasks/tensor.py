@@ -21,7 +21,9 @@ def choice_axis(shape: Sequence[int]) -> int:
 
 
 class Tensors(Task):
-    """There are no labels, so nothing here is an accuracy: the metric is agreement with the original, 0 to 1.
+    """Any outputs, compared with the original's own.
+
+    There are no labels, so nothing here is an accuracy: the metric is agreement with the original, 0 to 1.
 
     `argmax`: the fraction of places at which the largest value is the same one. `cosine`: the cosine of all values.
     `relative-error`: 1 - the norm of the difference over the norm of the original's values. Each is the mean of the
@@ -29,6 +31,7 @@ class Tensors(Task):
     """
 
     name = "tensor"
+    answer = "outputs"
     footage = "frames whose answers differ"
 
     def __init__(self, agreement: str = "cosine") -> None:

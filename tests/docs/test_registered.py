@@ -8,15 +8,14 @@ import re
 import pytest
 
 from gemel import testing
-from gemel.models.plugins import find_entries
+from gemel.models.plugins import GROUPS, find_entries
 from gemel.models.preprocess import NORMALISATIONS
 from tests.docs.pages import REPOSITORY
 
 DOCS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-GROUPS = ("engines", "policies", "methods", "sinks", "decoders", "tasks", "objectives")
 REGISTERED = {
-    **{group: find_entries(f"gemel.{group}") for group in GROUPS},
+    **{group: find_entries(group) for group in GROUPS},
     "preprocess": NORMALISATIONS,
 }
 

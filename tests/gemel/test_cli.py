@@ -11,7 +11,7 @@ import pytest
 
 from gemel import cli
 from gemel.cli import main
-from gemel.commands import CommandResult, Invocation
+from gemel.invocation import CommandResult, Invocation
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOAD = """
@@ -140,7 +140,7 @@ def test_closed_pipe_is_no_error():
     os.close(read)
     script = (
         "import sys; from gemel import cli\n"
-        "from gemel.commands import CommandResult, Invocation\n"
+        "from gemel.invocation import CommandResult, Invocation\n"
         "cli.parse_command = lambda _: Invocation(lambda: CommandResult({}, 'x' * 100000), False)\n"
         "sys.exit(cli.main(['inspect', 'w']))"
     )

@@ -10,6 +10,7 @@ import gemel.doctor as doctor
 from gemel.cli import main
 from gemel.doctor import diagnose
 from gemel.models.errors import InputError
+from tests.distributions import install
 
 
 def test_diagnose_leaves_no_file(tmp_path):
@@ -38,6 +39,14 @@ def test_doctor_json_is_one_object(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gemel.doctor.diagnose", lambda folder: diagnose(folder, 2**20, 2**20))
     assert main(["doctor", "--folder", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] in ("cpu", "cuda")
+
+
+def test_doctor_names_what_others_have_registered(tmp_path, monkeypatch):
+    install(tmp_path / "site", monkeypatch, "stranger", {"gemel.sinks": {"pigeon": "stranger:Pigeon"}})
+    (tmp_path / "storage").mkdir()
+    found = diagnose(tmp_path / "storage", copy_bytes=2**20, storage_bytes=2**20)
+    assert found.to_json()["others"] == [{"kind": "sink", "name": "pigeon", "package": "stranger 1.0"}]
+    assert "\nsink pigeon: of stranger 1.0\n" in found.to_text()
 
 
 def test_doctor_marks_what_never_ran(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gemel import cli
-from gemel.commands import CommandResult, Invocation
+from gemel.invocation import CommandResult, Invocation
 from gemel.models.notes import MAX_NOTES, add_note, collect_notes
 
 

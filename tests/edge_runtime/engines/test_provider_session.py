@@ -114,7 +114,7 @@ def test_weights_that_sessions_hold_count_in_the_budget(tmp_path, tiny, hold_wei
 
 
 def test_engines_for_auto_on_a_gpu_is_onnx_where_torch_is_absent(tiny, monkeypatch):
-    assert not EngineRequest("cuda").prefers_onnx and EngineRequest("cuda", provider="tensorrt").prefers_onnx
+    assert not EngineRequest("cuda").prefers_onnx and EngineRequest("cuda", {"provider": "tensorrt"}).prefers_onnx
     monkeypatch.setattr(setup, "is_installed", lambda _: False)
     assert EngineRequest("cuda").prefers_onnx and EngineRequest("cuda").chosen_provider == "cuda"
     if "cuda" in ABSENT:

@@ -88,7 +88,9 @@ def test_common_format_of_weights_that_come_and_go_is_quick_to_load(bundle, monk
 def test_engines_for_overflow_or_lower_precision_is_torch(bundle):
     request = EngineRequest(overflow={"road": bundle.names_in_order("road")[:1]})
     assert names(bundle, "quick", request) == {"gate": "quick", "road": "torch", "yard": "quick"}
-    assert names(bundle, "quick", EngineRequest(precision="bf16")) == dict.fromkeys(QUERIES, "torch")
+    options = {"precision": "bf16"}
+    assert names(bundle, "auto", EngineRequest(options=options)) == dict.fromkeys(QUERIES, "torch")
+    assert names(bundle, "quick", EngineRequest(options=options)) == dict.fromkeys(QUERIES, "quick")
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(Refusing, "no tools"), (Hungry, "CUDA out of memory")])

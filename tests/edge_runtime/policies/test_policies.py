@@ -40,8 +40,9 @@ def decide_gemel(costs: Costs, budget: int, now: float, waiting, resident: Itera
 
 
 def test_policy_named_unknown_lists_the_names():
-    assert set(POLICIES) == {"adaptive", "gemel", "time-sharing"} and DEFAULT_POLICY == "adaptive"
-    with pytest.raises(InputError, match=r"^--policy: there is no policy 'first'; choose one of: adaptive, gemel"):
+    assert DEFAULT_POLICY in POLICIES
+    names = ", ".join(POLICIES)
+    with pytest.raises(InputError, match=f"^--policy: there is no policy 'first'; choose one of: {names}"):
         policy_named("first")
 
 
