@@ -23,6 +23,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.compare import tables as comparing
+from benchmarks.merging.acceptance import POWER_HEADS
 from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.tables import THEIRS, agreement_text, group_cells, proven_text, spread
 from benchmarks.real.tables import cell_text
@@ -39,7 +40,7 @@ from gemel.models.bits import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED, RESULTS = REPOSITORY / "benchmarks" / "measured", REPOSITORY / "benchmarks" / "results"
-PAGES = (REPOSITORY / "docs" / "results.md", REPOSITORY / "docs" / "compare.md", REPOSITORY / "README.md")
+PAGES = (*(REPOSITORY / "docs" / f"{name}.md" for name in ("results", "merging", "compare")), REPOSITORY / "README.md")
 MARKED = re.compile(
     r"(<!-- table: ([a-z-]+)(?: \| ([^|>]+?))?(?: \| ([^=>]+)=([^>]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -47,6 +48,16 @@ PREVIOUS = "previous"
 """The default method of commit e385a78, which `top-down` has replaced; most recorded merges are of it."""
 SIGHTS = {"first": "first", "later": "later"}
 """A merge of a workload that no constant was chosen on, as it came out first; the same with later code."""
+
+
+CELL_TEXT = {
+    "labels": "labels", "agreement": "footage", "between": "footage, alike for 5 to 10 minutes",
+    "mix": "the same, in other parts of classes than val", "answers": "footage and answers",
+    "frames": "labels by frames, nothing gained", "clips": "labels in clips, some of which hold all losses",
+    "lumps": "labels in clips, each lost or gained", "footage": "footage in clips, each lost or gained",
+    "looks": "labels, up to 16 models tried",
+}  # fmt: skip
+"""What proves in each part of the grid (benchmarks.merging.acceptance), and of the counterexamples."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +109,31 @@ def build_tables(measured: Path = MEASURED) -> dict[str, Table]:
     return {
         **tables,
         **merge_tables(measured, tables["junction"]),
+        **acceptance_tables(measured / "acceptance"),
         **schedule_tables(measured / "schedule"),
         **box_tables(measured),
         **paper_tables(measured),
         **compare_tables(measured / "compare"),
     }
+
+
+def acceptance_tables(folder: Path) -> dict[str, Table]:
+    """How often merges below their target are accepted, the worst cell of each part; how often good ones are."""
+    records = [_read(path) for path in sorted(folder.glob("*.json"))]
+    source = f"{', '.join(sorted({one['command'] for one in records}))}; {_machines(records)}"
+    rows = [row for record in records for row in record["rows"]]
+    return {
+        "acceptance": Table(
+            source, ("what proves", "cells", "draws of each", "seed", "worst accepted", "standard error"),
+            [(CELL_TEXT[row["part"]], *(row[key] for key in ("cells", "rounds", "seed", "false", "error")))
+             for row in rows if "part" in row],
+        ),
+        "power": Table(
+            source, ("queries", "labels", "proof", "correlation", *POWER_HEADS),
+            [(*(row[key] for key in ("queries", "labels", "proof")), f"{row['correlation']:g}",
+              *(f"{row[key]:.2f}" for key in POWER_HEADS)) for row in rows if "proof" in row],
+        ),
+    }  # fmt: skip
 
 
 def ablation_tables(cells: Sequence[Cell]) -> dict[str, Table]:

@@ -475,14 +475,14 @@ class MergeContext:
 
         One error more than the original's is accepted if the least ratio itself allows it.
         """
-        least, reference = self.least_ratio(query), self.references[query]
+        least, reference = self.trial_ratio(query), self.references[query]
         one_error = reference.one_error
         if self.goes_by_agreement(query):
             one_error = (1 + ROUNDING) / max(1, len(reference.answers))
         return max(least, min(least + self.margin * (1 - least), 1 - one_error))
 
-    def least_ratio(self, query: str) -> float:
-        """The ratio below which a query is not tried: proofs would refuse it."""
+    def trial_ratio(self, query: str) -> float:
+        """The ratio from which a query is tried: below it proofs would refuse it."""
         allowed = self.references[query].allowed
         if allowed is None or self.accept_unproven:
             return self.queries[query].accuracy_target

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 from scipy.special import betaincinv, ndtr, stdtr
@@ -192,25 +192,32 @@ class AnswerCosts:
     heaviest: np.ndarray
 
 
-def cost_blocks(blocks: BlockCounts, differ: np.ndarray, added: np.ndarray | None = None) -> AnswerCosts:
-    """The costs of blocks where a differing answer of each class costs `differ` (..., C) of its class's answers.
+def cost_answers(observed: Observed, precision: np.ndarray, weights: np.ndarray) -> AnswerCosts:
+    """What differs, of an original of this precision in each class (..., C), which has this part of its metric.
 
-    A share of a class is a ratio of two sums over blocks, so each block's value is the whole plus its influence. Each
-    added object costs `added` (..., C). A class without any difference may differ in all of a block that no one saw.
+    A share of a class is a ratio of two sums over blocks, so each block's value is the whole plus its influence. A
+    class without any difference may differ in all of a block that no one saw.
     """
+    blocks, original = observed.blocks, observed.original
+    assert blocks is not None and original is not None
+    price = 1 / np.maximum(1e-9, precision)
+    if blocks.added is None:
+        price = weights * price
+        changes = [(blocks.differ, price)]
+    else:
+        more = np.broadcast_to(1 / (1 + np.asarray(original.objects)[..., None]), price.shape)
+        price = price - observed.target * more
+        changes = [(blocks.differ, price), (blocks.added, more)]
     shown = np.maximum(1e-9, blocks.shown.sum(-2, keepdims=True))
-    changes = [(blocks.differ, differ)] if blocks.added is None or added is None else [
-        (blocks.differ, differ), (blocks.added, added)
-    ]  # fmt: skip
     values = np.zeros(blocks.shown.shape[:-1])
-    for counts, price in changes:
+    for counts, each in changes:
         rates = counts.sum(-2, keepdims=True) / shown
         influence = blocks.count / shown * (counts - rates * blocks.shown)
-        values = values + (price[..., None, :] * (rates + influence)).sum(-1)
-    showing = np.maximum(1, (blocks.shown > 0).sum(-2))
-    unseen = np.where(is_clean(blocks), differ * blocks.count / showing, 0.0)
-    whole = np.where(is_clean(blocks).all(-1), differ.sum(-1), 0.0)
-    return AnswerCosts(values, np.maximum(np.maximum(values.max(-1), unseen.max(-1)), whole))
+        values = values + (each[..., None, :] * (rates + influence)).sum(-1)
+    clean, showing = is_clean(blocks), np.maximum(1, (blocks.shown > 0).sum(-2))
+    unseen = np.where(clean, price * blocks.count / showing, 0.0).max(-1)
+    whole = np.where(clean.all(-1), price.sum(-1), 0.0)
+    return AnswerCosts(values, np.maximum(np.maximum(values.max(-1), unseen), whole))
 
 
 def is_clean(blocks: BlockCounts) -> np.ndarray:
@@ -301,17 +308,6 @@ def tail_of_runs(values: np.ndarray) -> np.ndarray:
     return tail
 
 
-def cost_answers(observed: Observed, precision: np.ndarray, weights: np.ndarray) -> AnswerCosts:
-    """What differs, of an original of this precision in each class (..., C), which has this part of its metric."""
-    blocks, original = observed.blocks, observed.original
-    assert blocks is not None and original is not None
-    each = 1 / np.maximum(1e-9, precision)
-    if blocks.added is None:
-        return cost_blocks(blocks, weights * each)
-    more = 1 / (1 + np.asarray(original.objects)[..., None])
-    return cost_blocks(blocks, each - observed.target * more, np.broadcast_to(more, each.shape))
-
-
 def shift_end(shift: LabelledValues, error: float) -> np.ndarray:
     """The upper end of what boxes lose that are found again (...), as a part of the original's hits.
 
@@ -338,21 +334,25 @@ def combine_tails(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return product * (1 - np.log(product))
 
 
-def holds_by(observed: Observed, source: ProofSource, error: float) -> np.ndarray:
-    """Whether this source shows (...) that the target is reached; `judged` are answers, if it goes by these."""
-    by_labels, tail = source.value.endswith(ProofSource.LABELS.value), np.ones(())
-    if by_labels:
+def tail_by_source(observed: Observed, source: ProofSource, error: float) -> np.ndarray:
+    """The p-value (...) of a ratio below the target by this source, for a test at this error of the query."""
+    tails, nets = list[np.ndarray](), ALL_LOST
+    if "labels" in source.value:
         assert observed.labels is not None
-        tail = tail_by_labels(observed.labels, observed.target)
-    if source is ProofSource.LABELS:
-        return tail <= error
-    nets = ALL_LOST
-    if source in (ProofSource.ANSWERS, ProofSource.ANSWERS_AND_LABELS):
+        tails.append(tail_by_labels(observed.labels, observed.target))
+    if "answers" in source.value:
         assert observed.judged is not None
         nets = net_losses(observed.judged)
-    differences = tail_by_differences(observed, error, nets)
-    rest = error if observed.shift is None else (1 - PROOF.shift) * error
-    return (combine_tails(tail, differences) if by_labels else differences) <= rest
+    if source is not ProofSource.LABELS:
+        tails.append(tail_by_differences(observed, error, nets))
+    return reduce(combine_tails, tails)
+
+
+def holds_by(observed: Observed, source: ProofSource, error: float) -> np.ndarray:
+    """Whether this source shows (...) that the target is reached; `judged` are answers, if it goes by these."""
+    goes_by_shift = observed.shift is not None and source is not ProofSource.LABELS
+    rest = (1 - PROOF.shift) * error if goes_by_shift else error
+    return tail_by_source(observed, source, error) <= rest
 
 
 def same_as_original(observed: Observed) -> Observed:

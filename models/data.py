@@ -1,6 +1,6 @@
 """The frames of a query: the splits train, val and test, and frames resized once.
 
-The stem of a file, `<unit>__<milliseconds>`, names the clip or track and the time in it; the bootstrap resamples units.
+The stem of a file, `<unit>__<milliseconds>`, names the clip or track and the time in it; chance is counted by unit.
 Without `__` a split counts as ten contiguous blocks, one frame a second.
 """
 

@@ -1,7 +1,7 @@
 """How often a merge accepts a model of a known true ratio: the grid behind the promise, and the table of its power.
 
 Usage: python -m benchmarks.merging.acceptance [--rounds 20000] [--seed 0] [--power] [--json FILE]
-       [--part labels|agreement|between|answers]
+       [--part labels|agreement|between|mix|answers]
 
 Each cell draws thousands of merges whose true ratio IS the target, so that every acceptance is wrong, and asks
 merger/proof.py, as a merge does. `queries`: that many such queries share the error. The original is right in 0.9 of the
@@ -9,7 +9,7 @@ frames (detections: 0.85). Its answers are to be lost in 5 % of what is right, a
 frames more, which are gained elsewhere. Correlation is that of losses within a clip or a block, a beta draw each; in
 "a tenth" a tenth of the clips or blocks holds all losses. `between`: runs of 5 to 10 minutes have a share of losses of
 their own; `spread`: only every so many blocks are there, so that an hour of footage is from a day. `mix`: the footage
-shows the classes in another proportion than val.
+shows the classes in another proportion than val, in runs.
 
 A cell above 0.03 by more than two standard errors makes the command exit with 1.
 """
@@ -20,14 +20,15 @@ import argparse
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.real.tables import table
+from benchmarks.machine import machine
 from gemel.merger.proof import (
     PROOF,
     BlockCounts,
@@ -37,9 +38,11 @@ from gemel.merger.proof import (
     OriginalCounts,
     ProofSource,
     holds_by,
+    tail_by_source,
 )
 
 T = TypeVar("T", BlockCounts, OriginalCounts, JudgedDifferences, LabelledValues)
+COMMAND = "python -m benchmarks.merging.acceptance"
 TARGET, RIGHT, HIT, GAINS = 0.95, 0.9, 0.85, 0.015
 BLOCK_FRAMES, BLOCK_OBJECTS, FRAME_OBJECTS = 20, 20, 3
 RUN_BLOCKS = (15, 30)
@@ -225,8 +228,12 @@ def accepts(random: np.random.Generator, cell: Cell, errors: Sequence[float], ro
     if judged is not None:
         observed = replace(observed, judged=take(judged, chosen))
     accepted = np.zeros((len(errors), rounds), bool)
-    for row, error in zip(accepted, errors, strict=True):
-        for source in sources[: 1 + bool(cell.answers)]:
+    for source in sources[: 1 + bool(cell.answers)]:
+        if cell.classes == (1.0,) and cell.metric == "accuracy":  # of 180 blocks the p-value is that of all errors
+            tail = tail_by_source(observed, source, max(errors))
+            accepted[:, chosen] |= tail <= np.array(errors)[:, None]
+            continue
+        for row, error in zip(accepted, errors, strict=True):
             row[chosen] |= holds_by(observed, source, error)
     return accepted
 
@@ -260,8 +267,13 @@ def false_rate(cell: Cell, rounds: int, seed: int = 0) -> tuple[float, float]:
         count = min(MAX_ROUNDS_AT_ONCE, rounds - start)
         accepted += int(accepts(random, cell, [PROOF.error / cell.queries], count).sum())
     rate = accepted / rounds
-    deviation = math.sqrt(max(rate, 1 / rounds) * (1 - rate) / rounds)
+    deviation = rate_error(rate, rounds)
     return 1 - (1 - rate) ** cell.queries, cell.queries * deviation * (1 - rate) ** (cell.queries - 1)
+
+
+def rate_error(rate: float, rounds: int) -> float:
+    """The standard error of a rate; of none at all that of one in all rounds."""
+    return math.sqrt(max(rate, 1 / rounds) * (1 - rate) / rounds)
 
 
 def power(cell: Cell, rounds: int, seed: int = 0) -> float:
@@ -311,6 +323,9 @@ def grid(part: str) -> Iterator[Cell]:
             yield Cell("agreement", "accuracy", 2000, 0, blocks, correlation, False, count, run, spread)
         for run, correlation in itertools.product((0.03, 0.1), (0.0, 0.1)):
             yield Cell("all", "accuracy", 200, 0, 180, correlation, False, 4, run)
+    if part == "mix":
+        for blocks, run, correlation in itertools.product((180, 540), (0.03, 0.1), (0.0, 0.1)):
+            yield Cell("agreement", "unbalanced", 1000, 0, blocks, correlation, between=run, mix=True)
     if part == "answers":
         for answers, blocks, correlation, gain, count in itertools.product(
             (20, 50), (90, 180), correlations, gains, queries
@@ -320,7 +335,20 @@ def grid(part: str) -> Iterator[Cell]:
             yield Cell("all", "accuracy", 200, 0, blocks, correlation, gain, count, answers=20)
 
 
-PARTS = ("labels", "agreement", "between", "answers")
+def find_worst(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The cell of a part that is accepted most often, and how many there are."""
+    return {**max(cells, key=lambda row: row["false"]), "cells": len(cells)}
+
+
+def write_record(path: Path, command: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a row a line, with command, machine and date; a row has no key for None and False."""
+    lines = [json.dumps({key: one for key, one in row.items() if one is not None and one is not False}) for row in rows]
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    head = json.dumps({"command": command, "machine": machine(), "date": date})
+    path.write_text(f'{head[:-1]}, "rows": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+
+
+PARTS = ("labels", "agreement", "between", "mix", "answers")
 POWER = (
     ("val alone", Cell("labels")),
     ("an hour of footage", Cell("agreement", blocks=180)),
@@ -330,19 +358,18 @@ POWER = (
 )
 GOOD = ((1.0, 0.01), (1.0, 0.03), (1.0, 0.06), (0.98, 0.03))
 """True ratio and part of the answers that differs."""
+POWER_HEADS = [f"{ratio:g} at {differ:.0%}" for ratio, differ in GOOD]
 
 
-def power_rows(rounds: int, seed: int) -> list[tuple[str, ...]]:
+def power_rows(rounds: int, seed: int) -> Iterator[dict[str, Any]]:
     """A row for each source, number of labels and correlation of the footage."""
-    rows = []
     for count, frames, (name, cell), correlation in itertools.product((1, 4), (100, 200, 400), POWER, (0.0, 0.1)):
         if cell.source == "labels" and correlation:
             continue
         cell = replace(cell, queries=count, frames=frames, correlation=correlation)
         values = [power(replace(cell, ratio=ratio, disagreement=differ), rounds, seed) for ratio, differ in GOOD]
-        rows.append((str(count), str(frames), name, f"{correlation:g}", *(f"{value:.2f}" for value in values)))
-        print(rows[-1], flush=True)
-    return rows
+        row = {"queries": count, "labels": frames, "proof": name, "correlation": correlation}
+        yield {**row, **dict(zip(POWER_HEADS, values, strict=True)), "rounds": rounds, "seed": seed}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -351,38 +378,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0, help="other draws than those the constants were chosen on")
     parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--power", action="store_true", help="the table of power instead of the grid")
-    parser.add_argument("--json", type=Path, help="write the cells here")
+    parser.add_argument("--power", action="store_true", help="how often good merges are accepted, instead")
+    parser.add_argument("--json", type=Path, help="write the worst cell of each part here, or the table of power")
     given = parser.parse_args(arguments)
-    if given.power:
-        heads = ("queries", "labels", "proof", "correlation", *(f"{ratio:g}, {differ:.0%}" for ratio, differ in GOOD))
-        print(
-            table(
-                "Accepted at a target of 0.95, by true ratio and part that differs",
-                heads,
-                power_rows(given.rounds, given.seed),
-            )
-        )
-        return 0
     rows = []
-    for part in given.part or PARTS:
+    for row in power_rows(given.rounds, given.seed) if given.power else ():
+        rows.append(row)
+        print(row, flush=True)
+    for part in () if given.power else given.part or PARTS:
+        cells = list[dict[str, Any]]()
         for cell in grid(part):
             rate, deviation = false_rate(cell, given.rounds, given.seed)
-            rows.append(
-                {
-                    **asdict(cell),
-                    "part": part,
-                    "rounds": given.rounds,
-                    "seed": given.seed,
-                    "false": rate,
-                    "error": deviation,
-                }
-            )
-        worst = max((row for row in rows if row["part"] == part), key=lambda row: row["false"])
-        print(part, sum(row["part"] == part for row in rows), "cells; worst", worst, flush=True)
+            row = {"part": part, **asdict(cell), "rounds": given.rounds, "seed": given.seed}
+            cells.append({**row, "false": rate, "error": deviation})
+        rows.append(find_worst(cells))
+        print(rows[-1], flush=True)
     if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return int(any(row["false"] - 2 * row["error"] > MAX_FALSE for row in rows))
+        write_record(given.json, COMMAND, rows)
+    return int(any(row["false"] - 2 * row["error"] > MAX_FALSE for row in rows if "false" in row))
 
 
 if __name__ == "__main__":

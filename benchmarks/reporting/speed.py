@@ -3,10 +3,10 @@
 Usage: python -m benchmarks.reporting.speed [--frames N] [--queries N] [--rounds N] [--json FILE]
 
 Nine detectors of one architecture on as many cameras, with random boxes: of each frame 0 to 12 objects, most of them
-found by both models, some moved, doubled, misnamed or made up. `scoring`: F1 of both models, its interval by
-bootstrap, mean average precision, the kinds of errors, and the worst frames chosen. `streams`: all frames played on the
-virtual clock in three memory settings, by both arms, with three seeds, and scored there. `report`: report.json and the
-page, once all that is known. One thread; the medians of the rounds.
+found by both models, some moved, doubled, misnamed or made up. `scoring`: F1 of both models, mean average precision,
+the kinds of errors, and the worst frames chosen. `streams`: all frames played on the virtual clock in three memory
+settings, by both arms, with three seeds, and scored there. `report`: report.json and the page, once all that is known.
+One thread; the medians of the rounds.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The table of what was measured."""
     took = found["seconds"]
     what = {
-        SCORING: f"scoring {found['frames']:,} frames of boxes, both models, with intervals, mAP and kinds of errors",
+        SCORING: f"scoring {found['frames']:,} frames of boxes, both models, with mAP and kinds of errors",
         STREAMS: f"playing them on the virtual clock, {found['frames_played']:,} in all, and scoring the streams",
         REPORT: f"the report once that is scored, a page of {found['page_bytes'] / 1000:.0f} kB",
     }

@@ -129,5 +129,5 @@ def prepare_task(ctx: MergeContext, plan: SharingPlan, options: MergeOptions, ch
         recipe = replace(recipe, distill=1.0)  # labels pull away from the original's answers where these are wrong
     checkpoint.add_row({"recipe": dict(recipe.__dict__), "flops": ctx.flops.total})
     ctx.report(Event.RECIPE, rate=recipe.rate, epochs=recipe.epochs, features=recipe.features, private=recipe.private)
-    least = {query: ctx.least_ratio(query) for query in ctx.queries}
+    least = {query: ctx.trial_ratio(query) for query in ctx.queries}
     return MergeTask(ctx, plan, recipe, required_ratios(ctx), least, budget, checkpoint, config)
