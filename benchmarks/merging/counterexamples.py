@@ -60,7 +60,7 @@ class Units:
     shown: np.ndarray
     counts: np.ndarray
 
-    def labelled(self) -> LabelledValues:
+    def measure_labels(self) -> LabelledValues:
         """Pseudo-values of balanced accuracy, as merger/observe.py has them."""
         nothing = np.zeros_like(self.after)
         before, after = (self._values(side, side) for side in (self.before, self.after))
@@ -81,7 +81,7 @@ def _mean_recall(right: np.ndarray, shown: np.ndarray) -> np.ndarray:
 
 def accept_labelled(units: Units, error: float = PROOF.error) -> np.ndarray:
     """Whether labels prove each merge."""
-    return holds_by(Observed(TARGET, labels=units.labelled()), ProofSource.LABELS, error)
+    return holds_by(Observed(TARGET, labels=units.measure_labels()), ProofSource.LABELS, error)
 
 
 def draw_frames(random: Random, rounds: int, frames: int, classes: int, right: float) -> np.ndarray:

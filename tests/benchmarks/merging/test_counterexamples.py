@@ -17,7 +17,7 @@ def test_values_of_units_are_those_of_a_merge() -> None:
     shown = random.integers(1, 9, (7, 3))
     before = random.binomial(shown, 0.8)
     after = random.binomial(before, 0.9)
-    found = Units(before, after, shown, np.ones(7)).labelled()
+    found = Units(before, after, shown, np.ones(7)).measure_labels()
     task = task_of("classification")
     for values, right in ((found.original, before), (found.merged, after)):
         assert values == pytest.approx(pseudo_values(task, np.stack([right, shown], 1)))
