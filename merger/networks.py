@@ -10,8 +10,10 @@ from torch import Tensor
 
 from gemel.models.bundle import BundleQuery
 from gemel.models.bundle.manifest import GRAPH
+from gemel.models.errors import InputError
 from gemel.models.sharing.layers import layers_of
 from gemel.models.workload import Query
+from gemel.models.zoo import build_query, is_model_file
 
 Value = TypeVar("Value")
 NETWORK_KEYS = ("model", "model_args", "input_size", "preprocess", "decoder")
@@ -37,6 +39,17 @@ class Joined(Mapping[str, Value]):
 def answered_by(query: Query, donor: Query) -> Query:
     """The query as the donor's network answers it: its own question, classes and frames, the donor's network."""
     return replace(query, **{key: getattr(donor, key) for key in NETWORK_KEYS})
+
+
+def can_answer(query: Query, donor: Query) -> bool:
+    """Whether the donor's network can have the query's classes: a file has its own outputs, others get a head."""
+    if not is_model_file(donor.model):
+        return True
+    try:
+        build_query(answered_by(query, donor), "meta")
+    except InputError:
+        return False
+    return True
 
 
 def query_as_stored(query: Query, record: BundleQuery) -> Query:

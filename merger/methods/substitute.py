@@ -23,7 +23,7 @@ from gemel.merger.evaluate import Price
 from gemel.merger.events import Change, Event
 from gemel.merger.methods.epochs import freeze_shared, train_epochs
 from gemel.merger.methods.registry import MergeTask
-from gemel.merger.networks import answered_by, outputs_of
+from gemel.merger.networks import answered_by, can_answer, outputs_of
 from gemel.merger.training.loop import Diverged
 from gemel.merger.training.recipe import flops_a_second
 from gemel.models.sharing.layers import layers_of, model_bytes
@@ -117,6 +117,7 @@ def receivers_of(task: MergeTask, donor: str, left: Sequence[str], found: Networ
     ctx = task.ctx
     may = [query for query in left if query != donor and (query, donor) not in task.kin]
     may = [query for query in may if not ctx.queries[query].keep_architecture]
+    may = [query for query in may if can_answer(ctx.queries[query], ctx.query(donor))]
     extra = {query: _extra_flops(ctx, query, donor) for query in may}
     spare, chosen = -sum(_extra_flops(ctx, *pair) for pair in found.donors.items()), list[str]()
     for query in sorted(may, key=lambda query: (extra[query], query)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from gemel.merger.methods.ladder import MergeCandidate
 from gemel.merger.methods.registry import MergeTask
 from gemel.merger.methods.substitute import NetworkAttempt, Networks, find_networks, network_plan, receivers_of
 from gemel.merger.methods.trunk import network_bytes, train_network
-from gemel.merger.networks import adapt_state, answered_by, outputs_of
+from gemel.merger.networks import adapt_state, answered_by, can_answer, outputs_of
 from gemel.merger.training.recipe import Recipe
 from gemel.models.bundle import open_bundle, verify_bundle
 from gemel.models.files.weights import save_weights
@@ -29,6 +31,7 @@ from gemel.models.workload import Workload, load_workload
 from gemel.models.zoo import ENTRIES, build_query, names
 from tests.merger.guarantees import FACTORIES, ratios_on_val
 from tests.merger.options import QUICK
+from tests.models.decoders.tiny_graphs import TinyClassifier, export
 
 LAYER_STEPS = (Change.MEAN, Change.PRIVATE, Change.LAYERS, Change.HALF)
 SUBSTITUTION = replace(QUICK, top_down=TopDownConfig(without=(*LAYER_STEPS, Change.TRUNK)))
@@ -48,6 +51,18 @@ def test_outputs_are_matched_by_name_then_by_place(workload: Workload) -> None:
     assert outputs_of(query, donor) == [0, 1]
     assert outputs_of(query, replace(donor, classes=("west", "up"))) is None
     assert outputs_of(replace(query, task="detection"), replace(donor, classes=("west", "east"))) is None
+
+
+def test_a_file_answers_only_for_classes_that_it_has(workload: Workload, task: MergeTask, tmp_path: Path) -> None:
+    query, path = workload.queries[0], tmp_path / "kinds.onnx"
+    export(path, TinyClassifier(3), names=json.dumps(["up", *query.classes]))
+    donor = replace(workload.queries[1], model=str(path), model_args={}, input_size=None, decoder="auto")
+    donor = replace(donor, classes=("up", *query.classes))
+    assert can_answer(query, donor) and not can_answer(replace(query, classes=("a", "b")), donor)
+    assert not can_answer(replace(query, classes=("a", "b", "c")), donor)
+    ctx = copy.copy(task.ctx)
+    ctx.queries = {**ctx.queries, "q1": donor, "q0": replace(query, classes=("a", "b"))}
+    assert "q0" not in receivers_of(replace(task, ctx=ctx), "q1", ["q0", "q1"], Networks())
 
 
 def test_adapted_head_has_the_outputs_of_the_query(ctx: MergeContext) -> None:
