@@ -138,7 +138,7 @@ class ProcessGroup:
             return value
         found = [_to_bytes(value) if self.rank == 0 else b""]
         with _peer_errors():
-            dist.broadcast_object_list(found, group=self._objects)
+            dist.broadcast_object_list(found, 0, group=self._objects)
         return value if self.rank == 0 else _from_bytes(found[0])
 
     def run_on_rank0(self, compute: Callable[[], T]) -> T:

@@ -91,7 +91,7 @@ def call_collectives(group: ProcessGroup) -> dict[str, Any]:
     with group.local():
         alone = group.size, group.own("abc")
     return {
-        "broadcast": group.broadcast({"rank": group.rank}, 1),
+        "broadcast": group.broadcast({"rank": group.rank}),
         "gathered": group.all_gather_object(lambda: (group.rank, group.size)),
         "scalars": group.all_reduce_scalars([1.0, group.rank]),
         "exchanged": (received[other].tolist(), group.sent_bytes),
@@ -127,7 +127,7 @@ def run_checks(group: ProcessGroup) -> tuple[dict[str, Any], str, str]:
 
 def test_group_of_two_runs_all_collectives_and_ends_together() -> None:
     (first, *errors), (second, *others) = run(run_checks)
-    assert first["broadcast"] == second["broadcast"] == {"rank": 1}
+    assert first["broadcast"] == second["broadcast"] == {"rank": 0}
     assert first["gathered"] == second["gathered"] == [(0, 1), (1, 1)]
     assert first["scalars"] == second["scalars"] == [2.0, 1.0]
     assert first["exchanged"] == ([1.0, 1.0, 1.0], 8) and second["exchanged"] == ([0.0, 0.0], 12)
