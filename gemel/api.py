@@ -198,7 +198,7 @@ def merge(
     """
     from gemel.merger import merge as merged
 
-    with _show(progress) as shown, _replace(out, overwrite and not resume):
+    with _show(progress) as shown, _replace(out, overwrite, resume):
         return merged(_load(workload), out, method, resume, seed, shown, options, onto)
 
 
@@ -363,12 +363,14 @@ def _load(workload: str | Path | Workload) -> Workload:
 @contextmanager
 def _show(progress: ShownProgress) -> Iterator[Progress]:
     """What to call with events; notes go to stderr as they come, unless the program has configured logging."""
-    from gemel.models.notes import collect_notes
+    from gemel.models.notes import collect_notes, is_collecting
     from gemel.models.stages import silent
     from gemel.progress import is_notebook, print_note, show_progress
 
+    is_shown = is_collecting() or bool(logging.getLogger().handlers)
+
     def show_note(note: str) -> None:
-        if not logging.getLogger().handlers:
+        if not is_shown:
             print_note(in_python(note), lambda line: print(line, file=sys.stderr))
 
     with collect_notes(show_note), ExitStack() as stack:
@@ -379,13 +381,15 @@ def _show(progress: ShownProgress) -> Iterator[Progress]:
 
 
 @contextmanager
-def _replace(out: str | Path, overwrite: bool) -> Iterator[None]:
+def _replace(out: str | Path, overwrite: bool, resume: bool = False) -> Iterator[None]:
     """Set aside the file at `out` while another is made, which it makes way for; it comes back where that fails."""
     path = Path(out)
     aside = path.with_name(f".{path.name}.before")
-    if not overwrite or not path.is_file():
+    if resume or not path.is_file():
         yield
         return
+    if not overwrite:
+        raise InputError(path, "exists already", "give overwrite=True, or choose another path")
     os.replace(path, aside)
     try:
         yield

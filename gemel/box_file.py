@@ -12,7 +12,7 @@ import yaml
 
 from gemel.conditions import machine_memory_bytes
 from gemel.models.bundle import open_bundle
-from gemel.models.errors import InputError, join_names
+from gemel.models.errors import InputError, join_errors, join_names
 from gemel.models.files.io import check_output, is_path, open_atomic
 from gemel.models.files.video import without_secret
 
@@ -30,11 +30,14 @@ def write_box_file(bundle: str | Path, cameras: Sequence[str], memory: str | Non
     bundle = Path(bundle)
     names = list(dict.fromkeys(query.camera for query in open_bundle(bundle).queries))
     sources = read_cameras(cameras)
-    if unseen := [name for name in sources if name not in names]:
-        raise InputError("--camera", f"no query of {bundle} looks at '{unseen[0]}'", f"choose of: {join_names(names)}")
-    missing = [name for name in names if name not in sources]
-    if missing:
-        raise InputError("--camera", f"{join_names(missing)} of {bundle} has no source", f"add {missing[0]}=SOURCE")
+    unseen = (f"no query of {bundle} looks at '{name}'" for name in sources if name not in names)
+    faults = [InputError("--camera", problem, f"choose of: {join_names(names)}") for problem in unseen]
+    if missing := [name for name in names if name not in sources]:
+        have = "have" if len(missing) > 1 else "has"
+        problem, hint = f"{join_names(missing)} of {bundle} {have} no source", f"add {missing[0]}=SOURCE"
+        faults.append(InputError("--camera", problem, hint))
+    if faults:
+        raise join_errors(faults)
     config = {
         "bundle": os.path.abspath(bundle),
         "memory": memory or choose_memory(),

@@ -34,7 +34,7 @@ def _parse_batch(text: Any) -> int | str:
 def show_bundle(
     bundle: BundlePath, sets: Annotated[bool, Option("--sets", help="One line for every set of layers.")] = False
 ) -> CommandResult:
-    """What a bundle holds, and the outcome of each set of layers in the merge."""
+    """What a bundle holds, and what became of each set of layers."""
     from gemel.bundle_summary import summarize_bundle
     from gemel.models.bundle import open_bundle
 
@@ -51,7 +51,7 @@ def verify_bundle(
     ] = None,
     public_key: Annotated[str | None, file_option("--public-key", "Require a signature by this Ed25519 key.")] = None,
 ) -> CommandResult:
-    """Rehash every tensor, and what is prepared of them; check the manifest; exit code 1 when the bundle is refused."""
+    """Rehash every tensor and check the manifest. Also what is prepared; exit code 1 when the bundle is refused."""
     from gemel.edge_runtime.engines.prepare import find_prepared
     from gemel.edge_runtime.engines.prepared import verify_contents
     from gemel.models.bundle import open_bundle
@@ -95,7 +95,7 @@ def export_queries(
     ] = "flat",
     factory: Factories = [],  # noqa: B006
 ) -> CommandResult:  # fmt: skip
-    """Write the queries' models as ONNX files, ID.onnx each, beside one weights.bin that they share."""
+    """Write the queries' models as ONNX files. ID.onnx each, beside one weights.bin that they share."""
     from gemel import api
 
     if query is not None and layout != "flat":
@@ -136,7 +136,7 @@ def apply_delta(
     update: Annotated[str, Argument(metavar="UPDATE", help="A file that `gemel bundle diff` wrote.")],
     out: OutFile,
 ) -> CommandResult:
-    """Make the new bundle, byte for byte, from the old one and an update."""
+    """Make the new bundle from the old one and an update. Byte for byte, as it was made."""
     from gemel.models.bundle.delta import apply_update
 
     made = apply_update(old, update, out)

@@ -21,7 +21,18 @@ from gemel.models.errors import InputError, join_names, one_line
 from gemel.models.files.io import Exact, read_json_lines, validate
 from gemel.models.sharing.layers import SetOutcome, weight_key
 from gemel.proof_file import find_proofs
-from gemel.text import bits_text, cost_text, networks_text, number, percent, saved_text, size, state_text, table
+from gemel.text import (
+    bits_text,
+    cost_text,
+    key_text,
+    networks_text,
+    number,
+    percent,
+    saved_text,
+    size,
+    state_text,
+    table,
+)
 
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 2**26, 2**23
 LOG_SUFFIX = ".log.jsonl"
@@ -155,10 +166,12 @@ class MergeOutcomes:
         shown = _set_table(self.sets, every_set) if self.sets else "nothing is shared"
         return "\n".join([shown, *map(one_line, lines)])
 
-    def why_nothing(self) -> str:
-        """Why nothing is shared, in one line; empty where something is."""
+    def why_nothing(self, unproven: Sequence[str] = ()) -> str:
+        """Why nothing is shared, in one line; empty where something is. `unproven` queries were not tried."""
         if any(row.kept for row in self.sets):
             return ""
+        if not self.sets and unproven:
+            return f"nothing is shared: {join_names(unproven)} cannot be proven with what there is here (see the notes)"
         if not self.sets:
             return "nothing is shared: no two models have a layer in common that saves enough"
         last = {query: row for row in self.sets for query in row.in_the_way}
@@ -360,7 +373,7 @@ class BundleSummary:
         counts, manifest, proofs = self.bytes, self.bundle.manifest, find_proofs(self.bundle)
         rows = [
             (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
-             row["bits"], _precision(query) or "-", _evidence(query, proofs.get(query.id, {})))
+             row["bits"], _precision(query) or "-", _evidence(query, proofs.get(query.id, {}), manifest.method))
             for row, query in zip(counts["queries"], self.bundle.queries, strict=True)
         ]  # fmt: skip
         headers = (
@@ -395,17 +408,17 @@ def summarize_bundle(bundle: Bundle) -> BundleSummary:
     return BundleSummary(bundle, byte_counts(bundle, outcomes), outcomes)
 
 
-def _evidence(query: BundleQuery, proof: Mapping[str, Any]) -> str:
+def _evidence(query: BundleQuery, proof: Mapping[str, Any], method: str) -> str:
     """The query against its original, with what is proven; a later `proof` replaces what the merge knew."""
     evidence: Mapping[str, Any] = query.evidence or {}
     known = {**evidence, **proof}
     if not known:
-        return "no evidence in the bundle"
+        return "unchanged" if method == "none" and not query.stored else "no evidence in the bundle"
     if known.get("reason") and not proof:
         return one_line(f"no evidence: {known['reason']}")
     texts = []
     if "metric" in evidence:
-        texts.append(f"{number(evidence['original'])} -> {number(evidence['merged'])} {evidence['metric']}")
+        texts.append(f"{number(evidence['original'])} -> {number(evidence['merged'])} {key_text(evidence['metric'])}")
     agreement = proof.get("answers_kept") or evidence.get("agreement")
     if isinstance(agreement, float):
         texts.append(f"answers as before on {percent(agreement)}")

@@ -198,7 +198,7 @@ def run_demo(
     device: Annotated[str, Option("--device", metavar="PROFILE", help="Device profile.")] = DEMO_DEVICE,
     seed: Seed = 0,
 ) -> CommandResult:
-    """Train, merge, run and evaluate rendered camera clips, in about five minutes."""
+    """Train, merge, run and evaluate rendered camera clips. This takes about five minutes."""
     from gemel import demo
     from gemel.progress import show_progress
 
@@ -220,7 +220,7 @@ def inspect_workload(
         str | None, file_option("--onto", "Say what each query that is new for this bundle costs.", "BUNDLE")
     ] = None,
 ) -> CommandResult:  # fmt: skip
-    """Models, bytes, groups of shareable layers and the layer-sharing bound of a workload."""
+    """Models of a workload, their bytes, and what they could share."""
     from gemel import api
 
     found = api.inspect(workload, signature, weights, onto)
@@ -313,7 +313,7 @@ def merge_workload(
     text = merge_text(result)
     judged = sum(not query.reason for query in report.queries)
     shares = METHODS[method].searches and judged > 1
-    if shares and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing()):
+    if shares and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing(report.untried)):
         text += f"\n{why}"
     return CommandResult(result, text, exit_code_of(report.met))
 
@@ -328,7 +328,7 @@ def write_starting_files(
         list[str], Option("--model", metavar="FILE[@CAMERA]", help="An .onnx or .pt2 file, and what it looks at.")
     ] = [],  # noqa: B006
 ) -> CommandResult:
-    """Write a workload file and a box file, with comments; asks on a terminal for what is not given."""
+    """Write a workload file and a box file, with comments. Asks on a terminal for what is not given."""
     from gemel import starting_files
 
     ask = partial(typer.prompt, default="", show_default=False, err=True) if sys.stdin.isatty() else lambda _: ""
@@ -355,7 +355,7 @@ def pack_files(
     ] = None,
     accept_unproven: AcceptUnproven = None,
 ) -> CommandResult:
-    """Put ONNX files into one bundle as they are, and measure it beside plain sessions of ONNX Runtime."""
+    """Put ONNX files into one bundle. Measures it beside plain sessions of ONNX Runtime."""
     from gemel.packing import pack
     from gemel.progress import show_progress
 
@@ -369,7 +369,7 @@ def prepare_bundle(
     bundle: BundlePath,
     threads: Annotated[int, number_option("--threads", 1, 4096, "Threads of the process that prepares.")] = 1,
 ) -> CommandResult:
-    """Prepare the graphs of a bundle for this processor, which a box else does at its first start."""
+    """Prepare the graphs of a bundle for this processor. A box else does so at its first start."""
     from gemel.edge_runtime.engines.prepare import prepare_bundle
     from gemel.models.bundle import open_bundle
 
@@ -452,7 +452,7 @@ def prepare_process(words: Sequence[str]) -> None:
 
 @command(app, "reload", uses_torch=False)
 def reload_box(config: Config) -> CommandResult:
-    """Let a running box apply its config and bundle as they are now; a box that refuses serves on unchanged."""
+    """Let a running box apply its config and bundle as they are now. A box that refuses serves on unchanged."""
     from gemel import service
 
     found = service.reload_box(config)
@@ -469,7 +469,7 @@ config_group = group("Check workload, box and fleet files.", app, "config")
 def check_config(
     file: Annotated[str, Argument(metavar="FILE", help="A workload, box or fleet file (YAML), or a bundle.")],
 ) -> CommandResult:
-    """Name all that this version does not read in a file, and what has changed; exit code 2 where there is anything."""
+    """Name all that this version does not read in a file. Exit code 2 where there is anything."""
     from gemel import config_check
 
     found = config_check.check_config(file)
@@ -478,7 +478,7 @@ def check_config(
 
 @command(app, "rollback", uses_torch=False)
 def roll_back_box(config: Config) -> CommandResult:
-    """Let the bundle before the last update serve again, at once where the box runs."""
+    """Let the bundle before the last update serve again. At once, where the box runs."""
     from gemel import service
 
     found = service.roll_back(config)
@@ -500,7 +500,7 @@ def install_service(
         str | None, file_option("--environment", "Lines NAME=VALUE for each ${NAME} of the config.")
     ] = None,
 ) -> CommandResult:
-    """Write the systemd unit that runs a box; the printed command starts it."""
+    """Write the systemd unit that runs a box. The printed command starts it."""
     from gemel import service
     from gemel.edge_runtime.life.config import any_device, load_config
 
@@ -526,7 +526,7 @@ def evaluate_bundle(
         bool, Option("--motion-gating", help="Also what skipping still frames saves and costs.")
     ] = False,
 ) -> CommandResult:
-    """Offline and streaming accuracy of a bundle, as a report; exit code 1 when a query misses its target."""
+    """Offline and streaming accuracy of a bundle, as a report. Exit code 1 when a query misses its target."""
     from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
     from gemel.progress import show_progress
     from gemel.summaries import conclusion_text, evaluation_text
@@ -557,7 +557,7 @@ def compare_reports(
     return CommandResult(found.to_json(), "\n".join(lines))
 
 
-drift_group = group("Check whether a box still answers as its originals would, and mend what does not.", app, "drift")
+drift_group = group("Check whether a box still answers as its originals do. Mend what does not.", app, "drift")
 
 
 @command(drift_group, "check", uses_torch=False)
@@ -567,7 +567,7 @@ def check_drift(
     out: Annotated[str | None, file_option("-o --out", "Write a bundle with the failing queries reverted.")] = None,
     bundle: SpoolBundle = None,
 ) -> CommandResult:
-    """Compare a box's predictions with its originals' on sampled frames; exit code 1 when a query is below target."""
+    """Compare a box with its originals on sampled frames. Exit code 1 when a query is below target."""
     from gemel import drift
     from gemel.progress import show_progress
 
@@ -583,7 +583,7 @@ def mend_drift(
     out: Annotated[str, file_option("-o --out", "The bundle in which the failing queries have learned again.")],
     bundle: SpoolBundle = None,
 ) -> CommandResult:
-    """Train norms and head of drifted queries on the sampled frames; exit code 1 when one cannot be mended."""
+    """Train drifted queries' norms and heads on sampled frames. Exit code 1 when one cannot be mended."""
     from gemel.drift_mend import mend_drift
     from gemel.progress import show_progress
 
@@ -616,7 +616,7 @@ def simulate_box(
 
 @command(app, "plan", CONDITIONS, uses_torch=False, entries=["gemel.policies"])
 def plan_box(source: Source, **conditions: Any) -> CommandResult:
-    """What fits, what swaps and which rate each query will have, before anything is shipped."""
+    """What fits, what swaps and which rate each query will have."""
     from gemel import planner
 
     plan = planner.plan_every_device if conditions["device"] == EVERY_DEVICE else planner.plan_box
@@ -638,7 +638,7 @@ def profile_bundle(
     factory: Factories = [],  # noqa: B006
     share: Annotated[bool, Option("--share", help="Also print a row for the table of docs/boards.md.")] = False,
 ) -> CommandResult:
-    """Measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json."""
+    """Measure what a bundle's queries cost on this machine. Writes BUNDLE.profile.json."""
     from gemel import profiler
     from gemel.progress import show_progress
 
@@ -677,7 +677,7 @@ def place_fleet(
     seed: Seed = 0,
     **options: Any,
 ) -> CommandResult:  # fmt: skip
-    """Decide which queries of a fleet run on which box; exit code 1 when some have no box."""
+    """Decide which queries of a fleet run on which box. Exit code 1 when some have no box."""
     from gemel.fleet import load_fleet, lose_boxes
     from gemel.placement import find_placement, read_placement, reserve_folder
     from gemel.progress import show_progress
@@ -702,7 +702,7 @@ def diagnose_machine(
         str | None, file_option("--folder", "Where storage is measured (default: temporary folder).", "DIR")
     ] = None,
 ) -> CommandResult:
-    """Measure this machine: copy and storage bandwidth, engines available."""
+    """Measure this machine: copies, storage, and the engines that run."""
     from gemel.doctor import diagnose
 
     found = diagnose(folder)

@@ -195,12 +195,15 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         costs, kind = measured_costs(models, found, in_pages=True), found.device
         title = f"{found.machine['name']} ({found.device})"
     base = planned_base_bytes(len({query.camera for query in models.queries}))
-    nbytes = _budget_bytes(conditions.memory, memory_settings(costs_for(profile, originals, cost_of)), base)
     note_default_fps(source, models.queries)
     queries = {query.id: query for query in models.queries}
     specs = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries}
     if not (is_workload or measured):
         costs = _costs_in_pages(costs, models) or costs
+    # Pages and measured workspaces may be more than the originals' tensors: what is named runs every query.
+    least = max(costs.alone_bytes(query) for query in queries)
+    settings = memory_settings(costs_for(profile, originals, cost_of)).items()
+    nbytes = _budget_bytes(conditions.memory, {name: max(size, least) for name, size in settings}, base)
 
     def layers(query: str) -> Sequence[OverflowLayer]:
         own = overflow_layers(models, queries[query], kind)

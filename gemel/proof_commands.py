@@ -25,7 +25,7 @@ def prove_bundle(
         str | None, file_option("--answers", "Answers of `gemel review` (default: beside BUNDLE).")
     ] = None,
 ) -> CommandResult:
-    """What footage, answers and labels prove; exit code 1 where a query is neither proven nor unchanged."""
+    """What footage, answers and labels prove. Exit code 1 where a query is neither proven nor unchanged."""
     from gemel import api
     from gemel.progress import show_progress
 
@@ -46,7 +46,7 @@ def review_bundle(
     port: Annotated[int, number_option("--port", 0, 65535, "Port of the page on this machine (0: any).")] = 0,
     seed: Seed = 0,
 ) -> CommandResult:
-    """Ask which is right on frames where merged model and original differ, on a page on this machine."""
+    """Ask which is right where merged model and original differ. On a page on this machine."""
     from gemel import review
 
     asked = review.open_review(bundle, workload, answers, seed)

@@ -175,12 +175,13 @@ class MergeContext:
         parts = self.data.parts
         self.begin(READING, pieces=len(parts) * len(self.group.own(self.queries)))
         self.group.all_gather_object(partial(self._load, parts))
-        self.begin(EVALUATING, pieces=sum(map(len, self.search.values())))
         own, began = self.group.own(self.queries), self.group.clock()
+        self.begin(EVALUATING, pieces=sum(self.data.count_frames(query, self.proves) for query in own))
+        self.data.add = self.stages.add
         found = self.gather(lambda: {query: self.references[query] for query in own})
-        self.evaluating_s = seconds = self.group.clock() - began
+        self.evaluating_s, self.data.add = self.group.clock() - began, lambda frames: None
         passes = sum(self.flops.of(query) * len(self.search[query.id]) for query in self.queries.values())
-        self.speed = (self.flops.total + passes) / seconds if seconds > 0 else math.inf
+        self.speed = (self.flops.total + passes) / self.evaluating_s if self.evaluating_s > 0 else math.inf
         self.references = {query: found[query] for query in self.queries}
         self.judged = [q for q, one in found.items() if self.accept_unproven or not (one.gap or one.doubt)]
         self.layers = [layer for layer in self.layers if layer.query in self.judged]

@@ -139,13 +139,19 @@ class MergeReport:
     addition: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
-        rows = [
-            f"{row.id}: {row.metric} {row.original:.3f} -> {row.merged:.3f}, {'not ' * (not row.met)}met, {row.state}"
-            for row in self.queries
-        ]
+        rows = []
+        for row in self.queries:
+            metric, outcome = row.metric.replace("_", " "), f"{'not ' * (not row.met)}met, {row.state.value}"
+            needs = f"; what would prove a change: {row.needs}" if row.needs else ""
+            rows.append(f"{row.id}: {metric} {row.original:.3f} -> {row.merged:.3f}, {outcome}{needs}")
         saved = f"{100 * self.saved_fraction:.1f} % saved"
         bytes_text = f"{size_text(self.bytes_before)} became {size_text(self.bytes_after)}"
         return "\n".join([f"{self.bundle}: {bytes_text}, {saved} ({self.method})", *rows])
+
+    @property
+    def untried(self) -> list[str]:
+        """The queries that were left as they are because nothing here could prove a change."""
+        return [row.id for row in self.queries if row.state is EvidenceState.UNCHANGED and row.needs]
 
     @property
     def met(self) -> bool:
@@ -242,14 +248,15 @@ def merge(
         log = [*checkpoint.log, *_bits_rows(ctx, taken.shipped)]
         log += _outcomes(own, taken.shipped.merged, checkpoint.log, method, options)
         checkpoint.save()
-        seconds, flops = time.monotonic() - started, ctx.flops.total
+        flops = ctx.flops.total
         evidence = _measure(ctx, taken, checkpoint)
-        write = partial(_write, ctx, taken.shipped, log, evidence, output, checkpoint, seconds, flops, meter)
+        write = partial(_write, ctx, taken.shipped, log, evidence, output, checkpoint, flops, meter)
         report = ctx.run_on_rank0(write)
         if forecast:
             forecast.finish(flops)
         every = group.all_gather_object(lambda: notes)
-        return replace(report, notes=tuple(dict.fromkeys(note for own in every for note in own)))
+        notes = tuple(dict.fromkeys(note for own in every for note in own))
+        return replace(report, seconds=time.monotonic() - started, notes=notes)
 
 
 def _merge_on_ray(
@@ -406,6 +413,8 @@ def _measure(ctx: MergeContext, taken: Acceptance, checkpoint: Checkpoint) -> di
         changed = taken.shipped.is_changed(ctx, query)
         evidence = ctx.evidence(query, taken.shipped.answerer(ctx, query) if changed else None)
         evidence = describe(evidence, taken.verdicts.get(query), changed)
+        if not changed and query not in ctx.judged:
+            evidence = replace(evidence, needs=ctx.references[query].needs)
         keys = ("metric", "original", "merged", "ratio", "met", "worth", "reason")
         ctx.report(Event.TEST, query=query, **{key: getattr(evidence, key) for key in keys}, state=evidence.state.value)
         return evidence
@@ -420,7 +429,6 @@ def _write(
     evidence: Mapping[str, Evidence],
     output: _Output,
     checkpoint: Checkpoint,
-    seconds: float,
     flops: float,
     meter: CostMeter | None,
 ) -> MergeReport:
@@ -447,7 +455,7 @@ def _write(
         for query, one in evidence.items()
     ]  # fmt: skip
     recipe = next((row["recipe"] for row in log if "recipe" in row), None)
-    return replace(report, seconds=seconds, flops=flops, queries=tuple(results), recipe=recipe, cost=cost)
+    return replace(report, flops=flops, queries=tuple(results), recipe=recipe, cost=cost)
 
 
 def _write_kept(output: _Output) -> MergeReport:

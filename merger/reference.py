@@ -61,9 +61,9 @@ class Reference:
     which detections count, `one_error` the part of the metric that one wrong answer costs; `detections` is the number
     of a detector's detections on some train frames (merger.scores). `eval_norms`: the norms are folded, or
     recalibration harms the original, so its norms stay in eval mode for the whole merge. `gap` says why val is no
-    evidence, empty where it is, `doubt` why nothing here could prove a merged model; `lacking` is all that is lacking.
-    `unjudged` are classes with few samples in val, with their number; `remedy` is what helps an original whose answers
-    do not fit.
+    evidence, empty where it is, `doubt` why nothing here could prove a merged model, `needs` what would; `lacking` is
+    all that is lacking. `unjudged` are classes with few samples in val, with their number; `remedy` is what helps an
+    original whose answers do not fit.
     """
 
     truths: Sequence[GroundTruth]
@@ -76,6 +76,7 @@ class Reference:
     allowed: float | None = None
     gap: str = ""
     doubt: str = ""
+    needs: str = ""
     lacking: Sequence[str] = ()
     unjudged: Mapping[str, int] = field(default_factory=dict)
     remedy: str = ""
@@ -152,7 +153,7 @@ class OriginalJudge:
             # The last query of Holm's procedure has all of the error.
             how = "can be proven only after all others" if can_tell(observed, PROOF.error) else "cannot be proven"
             doubt = f"{how} with {describe_given(observed)}: needs {needs}"
-            return replace(reference, doubt=doubt, lacking=(*lacking, doubt))
+            return replace(reference, doubt=doubt, needs=needs, lacking=(*lacking, doubt))
         if (power := find_power(observed, error)) < MIN_POWER:
             text = f"{describe_given(observed)} prove a good merge {describe_power(power)}"
             add_note(query.id, text, "add footage, or answer what `gemel review` shows")
@@ -203,7 +204,8 @@ def describe_given(observed: Observed) -> str:
     if observed.labels is not None:
         parts.append(f"{len(observed.labels.original)} labelled frames or clips of val")
     if observed.blocks is not None:
-        parts.append(f"{observed.blocks.seconds / 60:.0f} minutes of footage")
+        minutes = round(observed.blocks.seconds / 60)
+        parts.append(f"{minutes} minute{'s' * (minutes != 1)} of footage")
     return " and ".join(parts) or "neither labels nor footage"
 
 

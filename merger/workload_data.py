@@ -67,13 +67,14 @@ class WorkloadData:
 
     `train` trains, together with a part of the footage, which the original labels; a search goes by `search`; `val` and
     `footage` prove. In a group of processes frames of other ranks' queries are decoded on demand. `reach` gets the
-    decoded fraction of a split. InputError for a weights file that is missing or does not fit, or a frame that does not
-    decode.
+    decoded fraction of a split, `add` the number of frames that an original has answered. InputError for a weights file
+    that is missing or does not fit, or a frame that does not decode.
     """
 
     def __init__(self, workload: Workload, device: torch.device, group: ProcessGroup) -> None:
         self.workload, self.device, self.group = workload, device, group
         self.reach: Callable[[float], None] = lambda done: None
+        self.add: Callable[[int], None] = lambda frames: None
         queries = self.queries = {query.id: query for query in workload.queries}
         self.originals: LazyDict[nn.Module] = LazyDict(queries, self._load_original)
         self.test: Mapping[str, PreparedFrames] = LazyDict(queries, partial(self._decode_split, "test"))
@@ -93,6 +94,12 @@ class WorkloadData:
     def drop_originals(self) -> None:
         """Free the originals of other ranks' queries."""
         self.originals.drop(query for query in self.queries if not self.group.owns(query))
+
+    def count_frames(self, query: str, proves: bool) -> int:
+        """The frames that an original answers: of val, of the search and, where a merge `proves`, of the footage."""
+        cut, val = self.cuts[query].footage, self.val[query].split
+        proof = cut or (footage_of(val) if val.labels is None else None)
+        return len(val) + len(self.search[query]) + (len(proof.proof) if proves and proof is not None else 0)
 
     def observe_original(self, query: str) -> Observed:
         """What val and footage say of an original compared with itself: what they could say at best."""
@@ -116,7 +123,7 @@ class WorkloadData:
 
     def _answer_val(self, query: Query) -> ValAnswers:
         task, val = task_of(query), self.val[query.id]
-        answers = predict(self.originals[query.id], query, val)
+        answers = predict(self.originals[query.id], query, val, progress=self.add)
         labels = val.split.labels
         threshold = task.choose_threshold(answers, labels) if labels is not None else threshold_without_labels(query)
         return ValAnswers(val.split, load_labels(query, val.split, answers, threshold), answers, threshold)
@@ -157,7 +164,7 @@ class WorkloadData:
         proof = self.footage[query.id]
         if proof is None or not proof.places:
             return []
-        return predict(self.originals[query.id], query, proof.frames, places=proof.places)
+        return predict(self.originals[query.id], query, proof.frames, progress=self.add, places=proof.places)
 
     def _decode_split(self, name: str, query: Query) -> PreparedFrames:
         return self._prepare(query, load_split(query, name))

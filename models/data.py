@@ -335,11 +335,8 @@ class PreparedFrames:
         """
         for index, _ in enumerate(self._decode_frames(range(len(self)))):
             progress((index + 1) / len(self))
-        note_shapes(
-            self._query,
-            {size for size in self._sizes if size},
-            is_cut_out=self.split.labels is not None,
-        )
+        sizes = {size for size in self._sizes if size}
+        note_shapes(self._query, self._preprocess, sizes, is_cut_out=self.split.labels is not None)
         return self
 
     def keep_on(self, device: torch.device) -> bool:

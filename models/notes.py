@@ -18,22 +18,37 @@ MAX_NOTES = 1000
 """Different notes that one command keeps and prints."""
 
 
-def add_note(where: str | Path, text: str, hint: str = "") -> None:
-    """Note what happened to a file or query, and what to do if that was not meant; one line."""
-    LOGGER.warning("%s", one_line(f"{where}: {text}" + (f"; {hint}" if hint else "")))
+def add_note(where: str | Path, text: str, hint: str = "", once: str = "") -> None:
+    """Note what happened to a file or query, and what to do if that was not meant; one line.
+
+    Of the notes on one file that name a subject in `once` a command keeps the first.
+    """
+    subject = (str(where), once) if once else None
+    LOGGER.warning(
+        "%s",
+        one_line(f"{where}: {text}" + (f"; {hint}" if hint else "")),
+        extra={"subject": subject},
+    )
 
 
 class _Collector(logging.Handler):
     def __init__(self, on_note: Callable[[str], object]) -> None:
         super().__init__()
         self.notes: list[str] = []
+        self._subjects = set[tuple[str, str]]()
         self._on_note = on_note
 
     def emit(self, record: logging.LogRecord) -> None:
-        note = record.getMessage()
-        if note not in self.notes and len(self.notes) < MAX_NOTES:
+        note, subject = record.getMessage(), getattr(record, "subject", None)
+        if note not in self.notes and subject not in self._subjects and len(self.notes) < MAX_NOTES:
+            self._subjects |= {subject} if subject else set()
             self.notes.append(note)
             self._on_note(note)
+
+
+def is_collecting() -> bool:
+    """Whether a block of `collect_notes` is open, whose caller shows the notes."""
+    return any(isinstance(handler, _Collector) for handler in LOGGER.handlers)
 
 
 @contextmanager

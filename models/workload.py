@@ -126,6 +126,13 @@ class Workload:
     queries: tuple[Query, ...]
     path: Path
 
+    def __repr__(self) -> str:
+        queries = [
+            f"{query.id} ({query.task} by {query.model} on {query.camera})"
+            for query in self.queries
+        ]
+        return f"<workload {self.name}: {join_names(queries)}>"
+
     def query(self, query_id: str) -> Query:
         """The query of that id; InputError when there is none."""
         for query in self.queries:

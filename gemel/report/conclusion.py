@@ -211,6 +211,8 @@ def _reason_nothing_shared(report: Report) -> str:
         return f"method {report.method} is a baseline that shares nothing"
     if sum(not row.reason for row in report.offline) < 2 <= len(report.offline):
         return "models without evidence keep their own weights"
+    if needs := [f"{row.query} needs {row.needs}" for row in report.offline if row.needs]:
+        return f"nothing here could prove it: {'; '.join(needs)}"
     if not report.bytes.ceiling_fraction:
         return "no two of the models have a layer of the same shape"
     return "no two models kept their accuracy targets with a layer in common"

@@ -59,6 +59,7 @@ def dtype_of(code: str) -> torch.dtype:
 ALIGNMENT_BYTES = 512
 MAX_HEADER_BYTES = 32 << 20
 """About 200,000 tensors."""
+NO_BUNDLE = "this is no bundle"
 MAX_BYTES = 1 << 50
 MAX_DIMENSIONS = 8
 DIGEST_KEY = "gemel.digest"
@@ -182,7 +183,9 @@ def parse_header(buffer: Any) -> Header:
     size = len(buffer)
     length = int.from_bytes(buffer[:8], "little")
     if length > MAX_HEADER_BYTES:
-        raise ParseError(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES}")
+        raise ParseError(
+            f"{NO_BUNDLE}: its header would have {length} bytes, more than {MAX_HEADER_BYTES}"
+        )
     if size < 10 or 8 + length > size:
         raise ParseError(f"the file is truncated: {size} bytes")
     header = parse_head(bytes(buffer[: 8 + length]))
@@ -217,7 +220,7 @@ def parse_head(head: bytes) -> Header:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         is_sound = False
     if not is_sound:
-        raise ParseError("the header is damaged, or this is no bundle")
+        raise ParseError(f"the header is damaged, or {NO_BUNDLE}")
     return Header({entry.name: entry for entry in entries}, metadata, len(head))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from gemel.models.bundle.checks import architecture_problems, manifest_problems, scale_problems
 from gemel.models.bundle.format import (
     CHUNK_BYTES,
+    NO_BUNDLE,
     BundleFile,
     Header,
     dtype_of,
@@ -275,9 +276,12 @@ def open_bundle(
     except ParseError as error:
         if path.suffix.lower() in (".onnx", ".pt2"):
             raise BundleError(
-                path, "is a model, no bundle", "read it with gemel.load_model, or merge it"
+                path, "is a model, no bundle", "read it with gemel.load_model, pack or merge it"
             ) from None
-        raise BundleError(path, str(error), REMEDY) from None
+        hint = (
+            "give what `gemel merge` or `gemel pack` wrote" if NO_BUNDLE in str(error) else REMEDY
+        )
+        raise BundleError(path, str(error), hint) from None
     return Bundle(file, mapping, header, manifest, factories, folder)
 
 

@@ -137,6 +137,13 @@ def _json_object(
 
 # YAML and schemas
 
+NO_TEXT = {".safetensors": "a bundle or weights", ".onnx": "a model", ".pt2": "a model"}
+"""By suffix, what is taken for a YAML file by mistake."""
+MARKS: dict[str, tuple[type, str]] = {
+    "bundle": (str, "box config"), "boxes": (list, "fleet file"), "workloads": (list, "fleet file"),
+    "queries": (list, "workload file"),
+}  # fmt: skip
+"""A key, its type, and the kind of file that has it; the first that fits."""
 UNKNOWN_KEY = "unknown key"
 """The problem of a key that a schema lacks."""
 Keys = TypeVar("Keys", bound=BaseModel)
@@ -158,6 +165,10 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
 
 def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
     """The file as a mapping, not yet validated; otherwise like `read_yaml`."""
+    if (other := NO_TEXT.get(path.suffix.lower())) and path.is_file():
+        raise InputError(
+            path, f"is {other}, no {kind}", f"give a YAML file that starts with {start}"
+        )
     data = read_bounded(path, MAX_YAML_BYTES, f"give an existing {kind}")
     try:
         document = parse_yaml(data)
@@ -165,6 +176,13 @@ def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
         raise InputError(path, f"is not YAML: {error}", "correct the file") from error
     if not isinstance(document, dict):
         raise InputError(path, "is not a mapping", f"start with {start}")
+    other = next(
+        (name for key, (of, name) in MARKS.items() if isinstance(document.get(key), of)), kind
+    )
+    if other.split()[0] not in kind.split() and any(
+        name.split()[0] in kind.split() for _, name in MARKS.values()
+    ):
+        raise InputError(path, f"is a {other}, no {kind}", f"give one that starts with {start}")
     return document
 
 
@@ -182,6 +200,8 @@ def validate(
         faults = sorted(error.errors(), key=lambda fault: fault["type"] not in MISSPELT)
         # A misspelt key is both unknown and missing; name the misspelling.
         misspelt = {fault["loc"][:-1] for fault in faults if fault["type"] in MISSPELT}
+        if any(fault["type"] == EMPTY and len(fault["loc"]) == 1 for fault in faults):
+            misspelt.add(())  # a file that is yet to be filled in
         faults = [
             fault
             for fault in faults
@@ -201,11 +221,11 @@ def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str
     # A key that is missing has no value that could be shown.
     if fault["type"] == "missing":
         return "this key is missing", hint or "add it"
-    input_text = (
-        "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
-    )
-    text = fault["msg"].removeprefix("Value error, ")
-    return f"{text[0].lower()}{text[1:]}{input_text}", hint or "correct the value"
+    if fault["type"] == EMPTY and not fault["input"]:
+        return "is empty", hint or "add at least one"
+    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    text = fault["msg"].removeprefix("Value error, ").replace("a valid dictionary", "a mapping")
+    return f"{text[0].lower()}{text[1:]}{given}", hint or "correct the value"
 
 
 def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> str:
@@ -699,6 +719,8 @@ MAX_FAULTS = 20
 """Faults of one file that an error names."""
 MISSPELT = ("extra_forbidden", "invalid_key")
 """Pydantic's faults of a key that is none."""
+EMPTY = "too_short"
+"""Pydantic's fault of a list or mapping with too few entries."""
 MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000
 Fps = Annotated[float, Field(ge=0.0001, le=1000)]
 """Frames a second, from one in about three hours."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gemel.models.errors import join_names
 from gemel.models.files.pictures import SUFFIXES, LabelledPicture
 from gemel.models.notes import add_note
-from gemel.models.preprocess import Region
+from gemel.models.preprocess import Preprocess, Region
 
 if TYPE_CHECKING:
     from gemel.models.workload import Query
@@ -116,18 +116,18 @@ def note_names(pictures: Sequence[Path], timed: int) -> None:
     )
 
 
-def note_shapes(query: Query, sizes: Collection[Size], is_cut_out: bool) -> None:
-    """Note frames of several proportions, and those `is_cut_out` already whose shape is not that of the `roi`."""
+def note_shapes(
+    query: Query, preprocess: Preprocess, sizes: Collection[Size], is_cut_out: bool
+) -> None:
+    """Note frames of several proportions that are stretched, and those `is_cut_out` whose shape is not the `roi`'s."""
     if not sizes or query.data is None:
         return
-    narrow = min(sizes, key=_proportion)
-    wide = max(sizes, key=_proportion)
-    side = f"{query.input_size} x {query.input_size}"
-    if _proportion(wide) > SHAPE_TOLERANCE * _proportion(narrow):
-        text = f"frames from {_text(narrow)} to {_text(wide)} pixels are all squashed to {side}"
-        add_note(
-            query.data, text, "cut them to one shape, that of the camera's frames or the `roi`"
-        )
+    narrow, wide = min(sizes, key=_proportion), max(sizes, key=_proportion)
+    if preprocess.resize == "stretch" and _proportion(wide) > SHAPE_TOLERANCE * _proportion(narrow):
+        side = _text((preprocess.size[1], preprocess.size[0]))
+        text = f"frames from {_text(narrow)} to {_text(wide)} pixels are all squashed to the network's input, {side}"
+        hint = "cut them to one shape, that of the camera's frames or the `roi`"
+        add_note(query.data, text, hint, once="shapes")
     camera_size = query.region.least_frame()
     # Cut-out frames have the shape of the part that the box will cut.
     if query.roi is not None and is_cut_out and min(camera_size) > 0:

@@ -63,8 +63,8 @@ class Evidence:
     weak for any conclusion. `agreement` is the metric with the original's predictions as labels. `evidence` is the
     reference, `labels` or the `original`; `none` where the footage proves nothing, for this `reason`: then the query is
     not `met`, unless it is unchanged. A proven query has a `lower_end` of its ratio and its `source` (agreement,
-    answers or labels); of another one `needs` says what is lacking. `answers_kept` is the part of its original's
-    answers that it gives on the footage, `answers_kept_end` the lower end of that.
+    answers or labels); of another one, and of one that was not tried for that, `needs` says what is lacking.
+    `answers_kept` is the part of its original's answers that it gives on the footage, `answers_kept_end` the lower end.
     """
 
     metric: str

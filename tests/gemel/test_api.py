@@ -17,7 +17,7 @@ from torch import nn
 import gemel
 from gemel.api import _show, in_python, plan
 from gemel.models.bundle import BundleQuery, Made, write_bundle
-from gemel.models.notes import add_note
+from gemel.models.notes import add_note, collect_notes
 from gemel.models.workload import load_workload
 from gemel.models.zoo import build_query
 from tests.models.graph.onnx_files import write_classifier
@@ -170,7 +170,7 @@ def test_api_replaces_a_bundle_only_by_a_whole_one(tmp_path):
     path = tmp_path / "one.onnx"
     write_classifier(path)
     assert "sessions of ONNX Runtime" in repr(gemel.pack([path], tmp_path / "box.safetensors"))
-    with pytest.raises(gemel.InputError, match="exists already"):
+    with pytest.raises(gemel.InputError, match="exists already; give overwrite=True"):
         gemel.pack([path], tmp_path / "box.safetensors")
     before = (tmp_path / "box.safetensors").read_bytes()
     with pytest.raises(gemel.InputError, match="is given twice"):
@@ -178,6 +178,13 @@ def test_api_replaces_a_bundle_only_by_a_whole_one(tmp_path):
     assert (tmp_path / "box.safetensors").read_bytes() == before
     gemel.pack([path], tmp_path / "box.safetensors", overwrite=True)
     assert not list(tmp_path.glob(".*.before"))
+
+
+def test_api_within_a_command_leaves_notes_to_it(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with collect_notes() as notes, _show(None):
+        add_note("a.onnx", "has no names")
+    assert notes == ["a.onnx: has no names"] and capsys.readouterr().err == ""
 
 
 def test_api_shows_notes_always_and_a_bar_on_a_terminal(monkeypatch, capsys):

@@ -191,6 +191,7 @@ def test_why_nothing_names_the_last_blocker():
     assert "c: 50.0 % of 97.5 % after joint training" in line and line.count("b: 90.0 %") <= 2
     assert MergeOutcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
     assert outcomes(*refused, _row("layer3", "ab", "kept")).why_nothing() == ""
+    assert "gate, yard cannot be proven with what there is here" in MergeOutcomes(()).why_nothing(["gate", "yard"])
 
 
 def test_outcomes_of_a_merge_with_prices_show_its_cost(bundle: Bundle, write_log):

@@ -54,6 +54,14 @@ def test_every_command_takes_json_and_has_help():
         assert command.help and all(one.help for one in command.params), words
 
 
+@pytest.mark.parametrize("group", [[], ["bundle"], ["config"], ["drift"], ["service"]])
+def test_list_of_commands_says_of_each_what_it_does_in_eighty_columns(monkeypatch, capsys, group):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*group, "--help"]) == 0
+    (_, listed) = capsys.readouterr().out.split("Commands:\n")
+    assert listed.count("\n") >= 1 and not [line for line in listed.splitlines() if line.endswith("...")]
+
+
 def test_version_is_printed(capsys):
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"gemel \d+\.\d+\S*\n", capsys.readouterr().out)

@@ -230,3 +230,10 @@ def test_first_screen_with_markup_in_names_escapes_it(document):
     hostile = json.loads(json.dumps(document).replace("bridge-cars", "<img src=x>"))
     first = render(hostile).split("</header>")[0]
     assert "<img" not in first and "&lt;img src=x&gt;" in first
+
+
+def test_conclusion_without_proofs_names_what_each_query_needs(document):
+    document |= {"method": "top-down", "shared": []}
+    document["offline"] = [row | {"state": "unchanged", "needs": "30 minutes"} for row in document["offline"]]
+    told = draw_conclusion(document).sentence
+    assert told.startswith("Nothing could be shared: nothing here could prove it: bridge-cars needs 30 minutes; ")

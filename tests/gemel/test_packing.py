@@ -125,7 +125,7 @@ def test_frames_that_fit_no_input_are_one_line(tmp_path, shape, problem):
     ("name", "problem"),
     [
         ("absent.mp4", "^frames: .*absent.mp4 does not exist"),
-        ("empty", "empty: data: has neither splits nor frames"),
+        ("empty", "empty: frames: holds no pictures"),
         ("text.mp4", "text.mp4: cannot be opened"),
     ],
 )
@@ -136,6 +136,78 @@ def test_frames_that_are_none_are_one_line(tmp_path, name, problem):
     with pytest.raises(InputError, match=problem):
         gemel.pack([path], tmp_path / "box", tmp_path / name)
     assert not (tmp_path / "box").exists()
+
+
+def test_all_that_is_wrong_with_files_is_told_at_once(tmp_path):
+    gate = write_classifier(tmp_path / "gate.onnx")
+    (tmp_path / "text.onnx").write_text("shopping list")
+    with pytest.raises(InputError, match=r"text\.onnx: is damaged or is no ONNX file") as caught:
+        gemel.pack([tmp_path / "text.onnx", gate, tmp_path / "absent.onnx"], tmp_path / "box")
+    assert ["absent.onnx: model: cannot be read" in str(error) for error in caught.value.others] == [True]
+    with pytest.raises(InputError, match="given twice") as caught:
+        gemel.pack([gate, gate, tmp_path / "notes.txt"], tmp_path / "box")
+    assert ["notes.txt: is no .onnx file" in str(error) for error in caught.value.others] == [True]
+
+
+def test_frames_are_opened_before_anything_takes_time(tmp_path):
+    path, begun = write_classifier(tmp_path / "gate.onnx"), list[str]()
+    (tmp_path / "text.mp4").write_text("shopping list")
+    with pytest.raises(InputError, match="cannot be opened"):
+        gemel.pack([path], tmp_path / "box", tmp_path / "text.mp4", lambda event, **fields: begun.append(event))
+    assert begun == []
+
+
+def test_report_ends_with_the_command_that_serves_the_bundle(tmp_path):
+    paths = [write_classifier(tmp_path / f"{name}.onnx") for name in ("gate", "yard")]
+    told = gemel.pack(paths, tmp_path / "box").to_text()
+    assert f"serve it: gemel run {tmp_path / 'box'} --camera gate=SOURCE --camera yard=SOURCE\n" in told
+
+
+def write_other(path: Path) -> Path:
+    """The classifier with other weights."""
+    model, generator = onnx.load(write_classifier(path)), np.random.default_rng(1)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = 0.5 + generator.random(tuple(tensor.dims), dtype=np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, path)
+    return path
+
+
+def test_files_that_are_stored_once_already_have_nothing_left_to_share(tmp_path):
+    gate, yard = write_classifier(tmp_path / "gate.onnx"), write_classifier(tmp_path / "yard.onnx")
+    same = gemel.pack([gate, yard], tmp_path / "same")
+    assert same.ceiling_fraction == 0 and "layers of equal form" not in same.to_text()
+    mixed = gemel.pack([gate, yard, write_other(tmp_path / "hall.onnx")], tmp_path / "mixed")
+    assert 0.4 < mixed.ceiling_fraction < 0.5, "hall's layers, but for its head, could be gate's"
+
+
+def test_packed_bundle_runs_all_queries_with_the_least_memory_of_its_plan(tmp_path):
+    gemel.pack([write_classifier(tmp_path / "gate.onnx"), write_other(tmp_path / "yard.onnx")], tmp_path / "box")
+    for memory in ("min", "50%", "all"):
+        result = gemel.simulate(tmp_path / "box", gemel.Conditions(device="jetson-nano", memory=memory), 5.0)
+        assert "none of its frames run" not in result.to_text(), memory
+
+
+def test_summary_of_a_packed_bundle_says_unchanged_and_what_could_be_shared(tmp_path, capsys):
+    paths = [write_classifier(tmp_path / "gate.onnx"), write_other(tmp_path / "yard.onnx")]
+    gemel.pack(paths, tmp_path / "box.safetensors")
+    assert main(["bundle", "show", str(tmp_path / "box.safetensors")]) == 0
+    told = capsys.readouterr().out
+    assert told.count("unchanged") == 2 and "no evidence" not in told and "layer-sharing bound 0.0 %" not in told
+
+
+def test_pack_that_is_interrupted_leaves_nothing(tmp_path):
+    path, frames = write_classifier(tmp_path / "gate.onnx"), write_pictures(tmp_path / "frames", 20)
+
+    def interrupt(event, **fields):
+        if fields.get("name") == "evaluating the originals":
+            raise KeyboardInterrupt
+
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        gemel.pack([path], tmp_path / "box", frames, interrupt)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_stages_are_shown_in_their_order(tmp_path, capsys):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gemel.merger.context import MergeContext
 from gemel.models.stages import Stages
+from gemel.models.workload import load_workload
+from tests.edge_runtime.tiny import write_folder
+from tests.merger.tiny import write_random_weights, write_workload
 
 
 class Recorder:
@@ -73,3 +78,19 @@ def test_part_never_falls_nor_exceeds_the_whole(stages: Stages, recorder: Record
     recorder.now += 1.0
     stages.add()
     assert recorder.parts()[-1]["done"] == 0.1
+
+
+@pytest.mark.parametrize("keys", [{}, {"data": "frames"}])
+def test_open_counts_each_frame_that_an_original_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str]
+) -> None:
+    write_random_weights(path := write_workload(tmp_path, queries=1, frames=0 if keys else 60, **keys))
+    write_folder(tmp_path / "frames", 200)
+    ctx, added = MergeContext(load_workload(path)), list[int]()
+    ctx.proves = True
+    monkeypatch.setattr(ctx.stages, "add", added.append)
+    ctx.open()
+    judged = len(ctx.val["q0"]) + len(ctx.search["q0"])
+    assert sum(added) == judged + len(ctx.data.footage_answers["q0"])
+    assert sum(added) <= ctx.data.count_frames("q0", proves=True) <= judged + len(ctx.val["q0"])
+    assert (ctx.data.count_frames("q0", proves=True) > judged) == bool(keys), "val without labels is footage, too"

@@ -82,7 +82,11 @@ def test_merge_command_that_changes_nothing_exits_with_zero(workload: Workload, 
 
 
 def test_merge_with_too_little_val_says_so_and_changes_nothing(workload: Workload, tmp_path: Path, capsys) -> None:
-    assert main(["merge", str(workload.path), "-o", str(tmp_path / "b.safetensors"), "--json"]) == 0
+    out = tmp_path / "b.safetensors"
+    assert main(["merge", str(workload.path), "-o", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert "nothing is shared: q0, q1, q2 cannot be proven with what there is here" in shown.out
+    assert main(["merge", str(workload.path), "-o", str(tmp_path / "b2.safetensors"), "--json"]) == 0
     shown = capsys.readouterr()
     assert "q0: cannot be proven with 6 labelled frames or clips of val: needs " in shown.err
     assert all(row["ratio"] == 1.0 and row["state"] == "unchanged" for row in json.loads(shown.out)["queries"])

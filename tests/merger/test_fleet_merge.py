@@ -131,7 +131,7 @@ def test_merge_fleet_with_a_box_that_fails_merges_the_others(workload: Workload,
         (["a.yaml", "./a.yaml"], r"workloads\[1\]: '\./a\.yaml' is named twice"),
         (["a.yaml", "gone.yaml"], r"workloads\[1\]: there is no file 'gone\.yaml'; correct its path"),
         (["a.yaml", "same.yaml"], r"workloads\[1\]: 'same\.yaml' is called 'a', as a\.yaml is"),
-        ([], r"workloads: list should have at least 1 item"),
+        ([], r"workloads: is empty"),
     ],
 )
 def test_fleet_file_that_is_wrong_is_refused_in_one_line(

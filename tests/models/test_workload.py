@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gemel.edge_runtime.life.config import load_config
+from gemel.fleet import load_fleet
 from gemel.models.errors import InputError
 from gemel.models.notes import collect_notes
 from gemel.models.workload import load_workload
@@ -41,6 +43,7 @@ def test_workload_resolves_defaults_and_paths(tmp_path: Path) -> None:
     assert workload.cameras["bridge"].source == str(tmp_path / "clips/bridge.mp4")
     assert workload.cameras["gate"].source == "rtsp://host/gate"
     assert workload.query("people") is people
+    assert repr(workload).startswith("<workload junction: cars (classification by resnet18 on bridge), people (")
 
 
 def _set(*steps):
@@ -82,7 +85,7 @@ def _set(*steps):
         (_set("queries", 1, "frame_size", [0, 60]), "queries[1].frame_size[0] (people)", "greater than"),
         (_set("queries", 1, "roi", [50, 10, 0, 60]), "queries[1].roi (people)", "empty or negative"),
         (_set("accuracy_target", 1.5), "accuracy_target", "less than or equal to 1"),
-        (_set("queries", []), "queries", "at least 1 item"),
+        (_set("queries", []), "queries", "is empty; add at least one"),
         (_set("queries", 0, "id", "../x"), "queries[0].id", "should match pattern"),
     ],
 )
@@ -118,6 +121,13 @@ def test_workload_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> No
         load_workload(_write(tmp_path, text))
 
 
+@pytest.mark.parametrize("text", ["queries: []\n", "name: hall\nqueries: []\n"])
+def test_workload_that_is_yet_to_be_filled_in_is_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="queries: is empty; add at least one") as caught:
+        load_workload(_write(tmp_path, text))
+    assert not caught.value.others
+
+
 def test_workload_with_several_faults_names_all_at_once(tmp_path: Path) -> None:
     document = _document()
     first, second = document["queries"]
@@ -147,3 +157,24 @@ def test_preprocess_by_name_is_a_mean_and_a_deviation(tmp_path: Path) -> None:
     document["queries"][0]["preprocess"] = "imagenett"
     with pytest.raises(InputError, match=r"preprocess \(cars\): give imagenet or unit, or keys such as"):
         load_workload(_write(tmp_path, document))
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), [
+    ("box.safetensors", "\0", "is a bundle or weights, no workload file"),
+    ("gate.onnx", "\0", "is a model, no workload file"),
+    ("box.yaml", "bundle: box.safetensors\nqueries: {}\n", "is a box config, no workload file"),
+    ("city.yaml", "boxes: []\nworkloads: []\n", "is a fleet file, no workload file"),
+])  # fmt: skip
+def test_file_of_another_kind_is_told_as_one(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=problem) as caught:
+        load_workload(tmp_path / name)
+    assert not caught.value.others
+
+
+def test_workload_is_told_as_one_where_another_file_is_asked(tmp_path: Path) -> None:
+    path = _write(tmp_path, _document())
+    with pytest.raises(InputError, match="is a workload file, no fleet file"):
+        load_fleet(path)
+    with pytest.raises(InputError, match="is a workload file, no box config"):
+        load_config(path)

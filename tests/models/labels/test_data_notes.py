@@ -19,6 +19,7 @@ from gemel.models.data import PreparedFrames, load_split
 from gemel.models.errors import InputError
 from gemel.models.files.pictures import decode_picture, read_picture
 from gemel.models.notes import collect_notes
+from gemel.models.preprocess import Preprocess
 from tests.models.queries import make_query
 
 RNG = np.random.default_rng(7)
@@ -87,7 +88,7 @@ UNREAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a picture of another shape": (
         lambda d: write_picture(d / "test/busy/test__0008.png", 96, 24),
-        "DATA: frames from 32 x 24 to 96 x 24 pixels are all squashed to 32 x 32; cut them to one shape",
+        "DATA: frames from 32 x 24 to 96 x 24 pixels are all squashed to the network's input, 32 x 32; cut them to",
     ),
 }  # fmt: skip
 
@@ -120,6 +121,24 @@ def test_load_split_notes_what_it_does_not_use_as_it_lies(tmp_path: Path, case: 
     change(write_splits(tmp_path))
     (note,) = notes_of(tmp_path)
     assert note.startswith(expected) and "; " in note
+
+
+def test_frames_of_several_shapes_are_one_note_whatever_splits_and_inputs(tmp_path: Path) -> None:
+    write_splits(tmp_path)
+    for width, split in ((96, "train"), (64, "val"), (80, "test")):
+        write_picture(tmp_path / split / "busy" / f"{split}__0008.png", width, 24)
+    queries = [make_query(data=tmp_path, input_size=side) for side in (32, 48)]
+    with collect_notes() as notes:
+        for query in queries:
+            for split in ("train", "val", "test"):
+                PreparedFrames(query, load_split(query, split)).load()
+    (note,) = notes
+    assert "frames from 32 x 24 to 96 x 24 pixels are all squashed to the network's input, 32 x 32" in note
+
+
+def test_frames_of_several_shapes_that_are_not_stretched_are_no_note(tmp_path: Path) -> None:
+    write_picture(write_splits(tmp_path) / "test/busy/test__0008.png", 96, 24)
+    assert notes_of(tmp_path, preprocess=Preprocess((32, 32), resize="letterbox")) == []
 
 
 def test_load_split_of_a_class_in_another_format_says_what_is_there(tmp_path: Path) -> None:
