@@ -82,7 +82,7 @@ def test_part_never_falls_nor_exceeds_the_whole(stages: Stages, recorder: Record
 
 @pytest.mark.parametrize("keys", [{}, {"data": "frames"}])
 def test_open_counts_each_frame_that_an_original_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     write_random_weights(path := write_workload(tmp_path, queries=1, frames=0 if keys else 60, **keys))
     write_folder(tmp_path / "frames", 200)
