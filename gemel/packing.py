@@ -223,7 +223,7 @@ def _check_file(path: Path, earlier: Sequence[Path], suffixes: Collection[str]) 
     if path.suffix.lower() not in suffixes:
         kinds, hint = " or ".join(suffixes), "export the model to ONNX; `gemel merge` takes others"
         raise InputError(path, f"is no {kinds} file", hint)
-    if any(os.path.realpath(path) == os.path.realpath(one) for one in earlier):
+    if any(os.path.realpath(path) == os.path.realpath(file) for file in earlier):
         raise InputError(path, "is given twice", "give each file once")
 
 
@@ -263,8 +263,8 @@ def _write_unchanged(workload: Workload, sizes: Mapping[str, int], out: Path) ->
     models = {query.id: load_weights(query, build_query(query)).eval() for query in workload.queries}
     records = [BundleQuery.of(query) for query in workload.queries]
     twins = copies({query: model.state_dict() for query, model in models.items()})
-    made = Made(workload.name, "none", ceiling_with_copies(layers_of_all(workload.queries), sizes, twins))
-    write_bundle(out, models, records, made, documents=export_documents(models, records))
+    provenance = Made(workload.name, "none", ceiling_with_copies(layers_of_all(workload.queries), sizes, twins))
+    write_bundle(out, models, records, provenance, documents=export_documents(models, records))
 
 
 def measure(kind: str, request: Mapping[str, Any]) -> SessionCost:

@@ -55,8 +55,8 @@ def saved_text(saved: float, bound: float) -> str:
     """The part of all bytes saved, beside the layer-sharing bound where that is no less."""
     if saved <= bound:
         return f"{percent(saved)} saved (layer-sharing bound {percent(bound)})"
-    others = "also norms, heads or networks of others, or fewer bits"
-    return f"{percent(saved)} saved (layers alone {percent(bound)} at most: {others})"
+    causes = "also norms, heads or networks of others, or fewer bits"
+    return f"{percent(saved)} saved (layers alone {percent(bound)} at most: {causes})"
 
 
 def cost_text(cost: Mapping[str, Any]) -> str:

@@ -223,9 +223,11 @@ def _describe_fault(fault: Any, schema: type[BaseModel], hint: str) -> tuple[str
         return "this key is missing", hint or "add it"
     if fault["type"] == EMPTY and not fault["input"]:
         return "is empty", hint or "add at least one"
-    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    input_text = (
+        "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r:.80})"
+    )
     text = fault["msg"].removeprefix("Value error, ").replace("a valid dictionary", "a mapping")
-    return f"{text[0].lower()}{text[1:]}{given}", hint or "correct the value"
+    return f"{text[0].lower()}{text[1:]}{input_text}", hint or "correct the value"
 
 
 def _near_key_hint(schema: type[BaseModel], location: Sequence[int | str]) -> str:
