@@ -77,7 +77,7 @@ def _set(*steps):
         (_set("queries", 0, "preprocess", {"size": [32, 64]}), "queries[0].preprocess.size (cars)", "input_size, 64"),
         (_set("queries", 0, "preprocess", {"scale": 2}), "queries[0].preprocess.scale (cars)", "1 or 255"),
         (_set("queries", 0, "preprocess", {"mean": [0.5]}), "queries[0].preprocess.mean", "missing"),
-        (_set("queries", 0, "decoder", "yolov99"), "queries[0].decoder (cars)", "'yolov5'"),
+        (_set("queries", 0, "decoder", "yolov99"), "queries[0].decoder (cars)", "yolov5"),
         (_set("queries", 0, "model", "cars.onnx"), "queries[0].weights (cars)", "cars.onnx holds its weights"),
         (_set("queries", 0, "model", "cars.pt"), "queries[0].model (cars)", "pickled or TorchScript module"),
         (_set("queries", 0, "sla_ms", -1), "queries[0].sla_ms (cars)", "greater than or equal to 1"),
