@@ -253,9 +253,9 @@ def unreadable_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("read in this process")
 
-    for name in ("graph.reader.read_graph", "graph.reader.read_onnx", "files.checkpoint.read_checkpoint",
+    for name in ("graph.onnx_reader.read_graph", "graph.onnx_reader.read_onnx", "files.checkpoint.read_checkpoint",
                  "files.foreign_checkpoint.read_checkpoint", "files.checkpoint._unpickle",
-                 "bundle.verify.verify_bundle", "bundle.confined.verify_bundle"):  # fmt: skip
+                 "bundle.verify.verify_bundle", "bundle.confined_bundle.verify_bundle"):  # fmt: skip
         monkeypatch.setattr(f"gemel.models.{name}", fail)
 
 
@@ -267,7 +267,7 @@ def test_load_graph_reads_onnx_in_a_child(tmp_path: Path, unreadable_here: None)
 def test_load_graph_answers_as_read_graph_does(tmp_path: Path) -> None:
     path = write_classifier(tmp_path / "a.onnx", norm=True)
     here, there = read_graph(path), load_graph(path)
-    for name in ("document", "input", "outputs", "metadata", "cut", "given", "led"):
+    for name in ("document", "input", "outputs", "metadata", "cut", "file_input", "led"):
         assert getattr(here, name) == getattr(there, name)
     assert here.state.keys() == there.state.keys()
     assert all(torch.equal(tensor, there.state[name]) for name, tensor in here.state.items())

@@ -100,7 +100,7 @@ def test_config_without_sinks_uses_stdout(tmp_path):
     ({"bundle": None}, "bundle", "this key is missing"),
     ({"budget": None}, "memory", "says nothing of how much memory the box may take"),
     ({"budget": "lots"}, "budget", "'lots' is not a size"),
-    ({"cameras": {}}, "cameras", "at least 1"),
+    ({"cameras": {}}, "cameras", "is empty; add at least one"),
     ({"cameras": {"left": {"source": "x", "fps": 0}}}, "cameras.left.fps", "greater than or equal to"),
     ({"device": "tpu"}, "device", "'cpu'"),
     ({"late": "never"}, "late", "'drop'"),
