@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from torch import Tensor
@@ -41,9 +42,10 @@ def answered_by(query: Query, donor: Query) -> Query:
     return replace(query, **{key: getattr(donor, key) for key in NETWORK_KEYS})
 
 
+@lru_cache(maxsize=4096)
 def can_answer(query: Query, donor: Query) -> bool:
     """Whether the donor's network can have the query's classes: a file has its own outputs, others get a head."""
-    if not is_model_file(donor.model):
+    if not is_model_file(donor.model) or query.classes == donor.classes:
         return True
     try:
         build_query(answered_by(query, donor), "meta")
