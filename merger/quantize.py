@@ -23,7 +23,7 @@ from gemel.merger.checkpoint import State, Step, StepCache, snapshot, storable
 from gemel.merger.context import MergeContext, Merged
 from gemel.merger.evaluate import changed_tensors, evaluation_flops, training_flops
 from gemel.merger.methods.epochs import train_epochs
-from gemel.merger.rounding import ROUNDING, round_weights
+from gemel.merger.rounding import RECONSTRUCTION, round_weights
 from gemel.merger.training.distillation import feature_loss, record_inputs, watched_layers
 from gemel.merger.training.loop import Diverged
 from gemel.merger.training.recipe import Recipe
@@ -248,7 +248,7 @@ class _Search:
             keys = [key for name, key in places if name == query]
             others: dict[str, Bits] = {key: own for key, own in bits[query].items() if key not in keys}
             data = self.ctx.train[query]
-            frames = data.frames(data.spread(ROUNDING.frames), self.ctx.device)
+            frames = data.frames(data.spread(RECONSTRUCTION.frames), self.ctx.device)
             self.ctx.flops.add(self.ctx.queries[query], len(frames))
             return round_weights(self._model(query, others).eval(), keys, frames)
 

@@ -37,7 +37,7 @@ class RoundingConfig:
     """Inputs that are rounded before what is left of the layer is changed."""
 
 
-ROUNDING = RoundingConfig()
+RECONSTRUCTION = RoundingConfig()
 
 
 @torch.no_grad()
@@ -50,8 +50,10 @@ def round_weights(model: nn.Module, keys: Collection[str], frames: Tensor) -> di
     modules, handles = dict(model.named_modules()), []
 
     def round_layer(key: str, layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        if key in codes:  # a layer may run several times
+            return
         moments = measure_moments(layer, inputs[0])
-        if key not in codes and bool(moments.isfinite().all()):  # a layer may run several times
+        if bool(moments.isfinite().all()):
             found = choose_codes(layer.weight, moments)
             layer.weight.copy_(pack(layer.weight, "int4", found).wide())
             codes[key] = found.cpu()
@@ -74,7 +76,7 @@ def is_plain(layer: Any) -> bool:
         is_dense = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     else:
         is_dense = isinstance(layer, nn.Linear)
-    return is_dense and layer.weight[0].numel() <= ROUNDING.max_inputs
+    return is_dense and layer.weight[0].numel() <= RECONSTRUCTION.max_inputs
 
 
 def measure_moments(layer: Any, inputs: Tensor) -> Tensor:
@@ -85,7 +87,8 @@ def measure_moments(layer: Any, inputs: Tensor) -> Tensor:
     moments = inputs.new_zeros(())
     for frame in inputs.float().split(1):
         columns = F.unfold(frame, layer.kernel_size, layer.dilation, layer.padding, layer.stride)[0]
-        columns = columns[:, :: columns.shape[1] // ROUNDING.positions | 1]  # odd, so that it runs through all columns
+        step = columns.shape[1] // RECONSTRUCTION.positions | 1  # odd, so that it runs through all columns
+        columns = columns[:, ::step]
         moments = moments + columns @ columns.T
     return moments
 
@@ -95,12 +98,12 @@ def choose_codes(weight: Tensor, moments: Tensor) -> Tensor:
     limit = max_code("int4")
     left = weight.reshape(len(weight), -1) / scales_of(weight, "int4")[:, None]
     size = float(moments.diag().mean()) or 1.0
-    damped = moments + ROUNDING.damping * size * torch.eye(len(moments), device=moments.device)
+    damped = moments + RECONSTRUCTION.damping * size * torch.eye(len(moments), device=moments.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped.double()))
     factor = torch.linalg.cholesky(inverse, upper=True).float()
     codes = torch.zeros_like(left)
-    for start in range(0, len(moments), ROUNDING.block):
-        end = min(start + ROUNDING.block, len(moments))
+    for start in range(0, len(moments), RECONSTRUCTION.block):
+        end = min(start + RECONSTRUCTION.block, len(moments))
         errors = torch.zeros_like(left[:, start:end])
         for place in range(start, end):
             codes[:, place] = left[:, place].round().clamp(-limit, limit)
