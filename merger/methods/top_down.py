@@ -154,10 +154,7 @@ def serve_by_networks(change: Change, search: Search) -> Search:
 
 
 def average_kin(search: Search) -> Search:
-    """The search with the mean of kin in as many sets as all queries hold with; no weight is trained.
-
-    No number of sets is tried that could not be evaluated in what is left of the budget.
-    """
+    """The search with the mean of kin in as many sets as all queries hold with; no weight is trained."""
     task, sets = search.layers, kin_plan(search).shared
     candidates = list[MergeCandidate]()
 
@@ -168,10 +165,8 @@ def average_kin(search: Search) -> Search:
         candidates.append(tied)
         return all_met(tied.ratios, task.required)
 
-    begun = task.ctx.flops.total
     if not holds(0):
-        look = task.ctx.flops.total - begun  # as many as every further one takes, or nearly
-        bisect_options(len(sets), holds, lambda: task.budget.over or task.budget.flops_left < look)
+        bisect_options(len(sets), holds, lambda: task.budget.over)
     holding = [candidate.holding(task.required) for candidate in candidates]
     best = max(holding, key=lambda candidate: search.saved_bytes(search.join(candidate)))
     report_candidate(search, Change.MEAN, candidates[holding.index(best)], task.required)

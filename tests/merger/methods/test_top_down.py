@@ -13,19 +13,16 @@ import torch
 import yaml
 
 from gemel.merger import merge
-from gemel.merger.budget import Budget
 from gemel.merger.checkpoint import snapshots
 from gemel.merger.context import MergeContext
 from gemel.merger.events import Change
 from gemel.merger.init.start import order_donors
-from gemel.merger.methods import top_down
 from gemel.merger.methods.ladder import NOTHING, MergeCandidate
 from gemel.merger.methods.registry import MergeTask
 from gemel.merger.methods.substitute import Networks
 from gemel.merger.methods.top_down import open_search, whole_plan
 from gemel.models.bundle import open_bundle
 from gemel.models.sharing.groups import ceiling_bytes
-from gemel.models.sharing.plan import SharingPlan
 from gemel.models.workload import Workload, load_workload
 from tests.merger.guarantees import FACTORIES, must_train, ratios_on_val
 from tests.merger.kills import kill_after, store_at_every_chance, to_the_end
@@ -192,24 +189,6 @@ def test_kin_share_the_mean_of_their_weights_untrained(workload: Workload, tmp_p
     steps = [row for row in rows_of(out) if "ratio" in row and "step" in row]
     assert {row["step"] for row in steps} == {Change.MEAN.value} and all(row["taken"] for row in steps)
     assert report.saved_fraction > 0.4
-
-
-@pytest.mark.parametrize(("looks", "budget"), [(1, 150), (2, 250), (3, 350)])
-def test_means_of_kin_are_looked_at_only_as_often_as_the_budget_allows(
-    task: MergeTask, looks: int, budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = list[int]()
-
-    def fall_short(own: MergeTask, plan: SharingPlan, _: object) -> MergeCandidate:
-        tried.append(len(plan.shared))
-        own.ctx.flops.add_flops(100)
-        return MergeCandidate(plan, {}, {}, dict.fromkeys(plan.queries(), 0.5))
-
-    monkeypatch.setattr(top_down, "tie_plan", fall_short)
-    monkeypatch.setattr(top_down, "kin_plan", lambda search: search.layers.plan)
-    limited = replace(task, budget=Budget(task.ctx.flops, task.ctx.flops.total + budget))
-    top_down.average_kin(top_down.open_search(limited, QUICK, Networks(), NOTHING))
-    assert len(tried) == looks
 
 
 def test_speed_of_folded_originals_is_known(workload: Workload) -> None:
